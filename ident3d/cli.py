@@ -1,0 +1,217 @@
+"""The command line: `ident3d ...`, one dataclass a command; its fields are the options, their docs the help."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes, Positional, arg, subcommand
+
+from ident3d.errors import Ident3DError
+from ident3d.render.dataset import Interrupted, RenderOptions, render_dataset
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True)
+class Render(RenderOptions):
+    """Render a split of a dataset, or go on where the same command stopped."""
+
+    def run(self) -> None:
+        """Render, and say what is there now."""
+        manifest = render_dataset(self)
+        split = manifest.splits[self.split]
+        print(f"{self.out}: {split.samples} pictures of split {self.split} in {len(split.shards)} shards")
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """List the bundled scenes, or print one: `ident3d scenes show NAME`.
+
+    Attributes:
+        action: list or show.
+        name: for show, a bundled scene or the path of a .toml.
+    """
+
+    action: Positional[Literal["list", "show"]] = "list"
+    name: Positional[str | None] = None
+
+    def run(self) -> None:
+        """Print to stdout."""
+        from ident3d.errors import SpecError
+        from ident3d.scenes import bundled_scenes, load_scene, scene_text
+
+        if self.action == "show":
+            if self.name is None:
+                raise SpecError(f"scenes show: expected a name, one of {', '.join(bundled_scenes())}, or a .toml")
+            print(scene_text(self.name), end="")
+            return
+        for name in bundled_scenes():
+            print(f"{name:12} {load_scene(name).spec.description}")
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Check every byte of a dataset. Exit status 1 where something is wrong.
+
+    Attributes:
+        dataset: the dataset's folder.
+        quick: checksums only; by default every picture is decoded too.
+        repair: render again just what is damaged.
+        blender_python: with --repair, an interpreter that has bpy, numpy and Pillow, if not this one.
+        quiet: no progress bar.
+    """
+
+    dataset: Positional[Annotated[Path, arg(metavar="DATASET")]]
+    quick: FlagCreatePairsOff[bool] = False
+    repair: FlagCreatePairsOff[bool] = False
+    blender_python: Annotated[str | None, arg(metavar="PATH")] = None
+    quiet: FlagCreatePairsOff[bool] = False
+
+    def run(self) -> int:
+        """List what is wrong, mend it where asked; the exit status."""
+        from ident3d.render.repair import repair_dataset
+        from ident3d.shards.verify import verify_dataset
+
+        problems = verify_dataset(self.dataset, quick=self.quick, quiet=self.quiet)
+        for problem in problems:
+            print(problem)
+        if problems and self.repair:
+            for line in repair_dataset(self.dataset, problems, self.blender_python, quiet=self.quiet):
+                print(line)
+            problems = verify_dataset(self.dataset, quick=self.quick, quiet=self.quiet)
+            for problem in problems:
+                print(f"still: {problem}")
+        state = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}" if problems else "all is well"
+        print(f"{self.dataset}: {state}")
+        return 1 if problems else 0
+
+
+@dataclass(frozen=True)
+class Info:
+    """Print what a dataset is.
+
+    Attributes:
+        dataset: the dataset's folder.
+    """
+
+    dataset: Positional[Annotated[Path, arg(metavar="DATASET")]]
+
+    def run(self) -> None:
+        """Print to stdout."""
+        from ident3d.shards.info import info_text
+
+        print(info_text(self.dataset), end="")
+
+
+@dataclass(frozen=True)
+class Contact:
+    """A contact sheet: the first pictures of a split in a grid, with their latents as bars.
+
+    Attributes:
+        dataset: the dataset's folder.
+        out: the picture to write, .png, .pdf or .svg.
+        split: the split.
+        rows: rows of the grid.
+        columns: columns of the grid.
+    """
+
+    dataset: Positional[Annotated[Path, arg(metavar="DATASET")]]
+    out: Positional[Annotated[Path, arg(metavar="OUT.png")]]
+    split: str = "train"
+    rows: int = 4
+    columns: int = 8
+
+    def run(self) -> None:
+        """Write the figure and say where it is."""
+        from ident3d.datasets.ident3d import Ident3D
+        from ident3d.figures import check_figure_path, contact_sheet, save_figure
+
+        check_figure_path(self.out)
+        save_figure(contact_sheet(Ident3D(self.dataset, self.split), self.rows, self.columns), self.out)
+        print(self.out.absolute())
+
+
+@dataclass(frozen=True)
+class Traversal:
+    """A latent traversal as in the paper's figure 2: a column a factor, the others held.
+
+    Attributes:
+        out: the picture to write, .png, .pdf or .svg.
+        scene: a bundled scene or the path of a .toml.
+        steps: pictures a factor.
+        resolution: side of each in pixels.
+        quality: draft, standard or paper.
+        at: where the other factors are held, in the unit interval.
+        blender_python: an interpreter that has bpy, numpy and Pillow, if not this one.
+    """
+
+    out: Positional[Annotated[Path, arg(metavar="OUT.png")]]
+    scene: str = "3dident"
+    steps: int = 7
+    resolution: int = 128
+    quality: str = "standard"
+    at: float = 0.5
+    blender_python: Annotated[str | None, arg(metavar="PATH")] = None
+
+    def run(self) -> None:
+        """Render, write the figure and say where it is."""
+        from ident3d.figures import check_figure_path, latent_traversal, save_figure
+
+        check_figure_path(self.out)
+        figure = latent_traversal(
+            self.scene,
+            steps=self.steps,
+            resolution=self.resolution,
+            quality=self.quality,
+            at=self.at,
+            blender_python=self.blender_python,
+        )
+        save_figure(figure, self.out)
+        print(self.out.absolute())
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Draw a figure."""
+
+    kind: Annotated[Contact, subcommand("contact")] | Annotated[Traversal, subcommand("traversal")]
+
+    def run(self) -> None:
+        """Draw it."""
+        self.kind.run()
+
+
+Command = (
+    Annotated[Render, subcommand("render")]
+    | Annotated[Scenes, subcommand("scenes")]
+    | Annotated[Verify, subcommand("verify")]
+    | Annotated[Info, subcommand("info")]
+    | Annotated[Figure, subcommand("figure")]
+)
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run one command; exit status 2 for a user's mistake, 130 for Ctrl-C."""
+    try:
+        command = tyro.cli(
+            OmitSubcommandPrefixes[Command],  # type: ignore[valid-type]
+            prog="ident3d",
+            description="Image datasets whose generating factors are known exactly.",
+            args=args,
+        )
+        status = command.run()
+    except Ident3DError as error:
+        print(f"ident3d: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Interrupted as stop:
+        print(f"\nident3d: {stop}", file=sys.stderr)
+        sys.exit(130)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(141)
+    sys.exit(status or 0)

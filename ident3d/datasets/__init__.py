@@ -1,0 +1,1 @@
+"""Serving pictures and latents to torch."""

@@ -1,0 +1,109 @@
+"""The shards of a dataset in order, as an IterableDataset: sequential reads, built on the webdataset library."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import webdataset
+from torch.utils.data import IterableDataset
+
+from ident3d.errors import DatasetError, SpecError
+from ident3d.shards.summary import decode
+
+if TYPE_CHECKING:
+    from ident3d.datasets.ident3d import Ident3D
+
+__all__ = ["Ident3DStream"]
+
+
+class Ident3DStream(IterableDataset[tuple[Any, Any]]):
+    """A split shard by shard; yields the same (picture, latents) as `Ident3D`, each exactly once an epoch.
+
+    Shards are split over the ranks of torch.distributed and then over the DataLoader's workers: a rank or worker with
+    no shard yields nothing. Ranks can get unequal numbers of samples, where the shards do not divide evenly. Call
+    `set_epoch` before each epoch, as with DistributedSampler; workers that persist hear of it too.
+
+    Args:
+        data: the dataset; its transforms and factors apply.
+        shuffle: shuffle the shards by (seed, epoch), and samples within a window.
+        seed: what both orders are drawn from.
+        buffer: the window in samples; 0 leaves the order within a shard as stored.
+    """
+
+    def __init__(self, data: Ident3D, *, shuffle: bool = True, seed: int = 0, buffer: int = 1000) -> None:
+        if seed < 0 or buffer < 0:
+            raise SpecError(f"seed = {seed}, buffer = {buffer}: expected 0 or more")
+        self.data = data
+        self.shuffle = shuffle
+        self.seed = seed
+        self.buffer = buffer
+        # In shared memory, so that persistent workers see a change made in the main process.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration yields."""
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, 0 or more: the order of shards and samples follows from (seed, epoch).
+
+        Raises:
+            SpecError: a negative epoch.
+        """
+        if epoch < 0:
+            raise SpecError(f"epoch = {epoch}: expected 0 or more")
+        self._epoch.fill_(epoch)
+
+    def shard_paths(self) -> list[str]:
+        """All shards, in the order of this epoch."""
+        shards = self.data.entry.shards
+        order = np.arange(len(shards))
+        if self.shuffle:
+            order = np.random.default_rng([self.seed, self.epoch]).permutation(len(shards))
+        return [str(self.data.root / self.data.split / shards[k].name) for k in order]
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        stages: list[Any] = [
+            webdataset.SimpleShardList(self.shard_paths()),
+            webdataset.split_by_node,
+            webdataset.split_by_worker,
+            webdataset.tarfile_to_samples(handler=_name_the_shard),
+        ]
+        if self.shuffle and self.buffer > 1:
+            rank, _, worker, _ = webdataset.utils.pytorch_worker_info()
+            seed = int(np.random.SeedSequence([self.seed, self.epoch, rank, worker]).generate_state(1)[0])
+            stages.append(webdataset.detshuffle(self.buffer, initial=self.buffer, seed=seed))
+        for sample in webdataset.DataPipeline(*stages):
+            yield self._item(sample)
+
+    def _item(self, sample: dict[str, Any]) -> tuple[Any, Any]:
+        from ident3d.datasets.ident3d import to_tensor
+
+        try:
+            picture: Any = to_tensor(decode(sample["png"]))
+            latents = np.load(io.BytesIO(sample["latents.npy"]), allow_pickle=False)
+        except (KeyError, OSError, SyntaxError, ValueError) as error:
+            where = f"{sample.get('__url__')}, sample {sample.get('__key__')}"
+            raise DatasetError(f"{where}: damaged ({error}); run `ident3d verify --repair`") from None
+        target: Any = torch.from_numpy(latents[self.data.factors.columns])
+        if self.data.transform is not None:
+            picture = self.data.transform(picture)
+        if self.data.target_transform is not None:
+            target = self.data.target_transform(target)
+        return picture, target
+
+    def __repr__(self) -> str:
+        order = f"shuffled by seed {self.seed}, window {self.buffer}" if self.shuffle else "in order"
+        return f"Ident3DStream, epoch {self.epoch}, {order}, of\n{self.data!r}"
+
+
+def _name_the_shard(error: Exception) -> bool:
+    """What webdataset calls on an error in a shard: never skip samples in silence."""
+    if isinstance(error, DatasetError):
+        raise error
+    raise DatasetError(f"a shard cannot be read ({error}); run `ident3d verify --repair`") from error

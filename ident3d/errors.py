@@ -1,0 +1,29 @@
+"""The errors that a user can cause or mend.
+
+Everything that ident3d raises on purpose for a user's input or for the state of a user's files derives from
+`Ident3DError`; the command line prints its text and exits with status 2. Any other exception is a defect.
+"""
+
+from __future__ import annotations
+
+__all__ = ["BusyError", "DatasetError", "Ident3DError", "RenderError", "SpecError"]
+
+
+class Ident3DError(Exception):
+    """Base of all errors whose text says what was given, what was expected and what to do."""
+
+
+class SpecError(Ident3DError, ValueError):
+    """A scene spec, factor name, option or array that cannot be used."""
+
+
+class DatasetError(Ident3DError):
+    """A dataset on disk that is absent, unfinished, damaged or of another format."""
+
+
+class RenderError(Ident3DError, RuntimeError):
+    """Blender is absent, cannot start, or failed while it rendered."""
+
+
+class BusyError(RenderError):
+    """Another render is at work in the same folder."""

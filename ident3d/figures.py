@@ -1,0 +1,146 @@
+"""Figures of datasets and scenes; each function returns a matplotlib Figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ident3d.errors import DatasetError, SpecError
+from ident3d.factors import Factors
+from ident3d.render.pictures import render_latents
+from ident3d.scenes import load_scene
+
+if TYPE_CHECKING:
+    from ident3d.datasets.ident3d import Ident3D
+
+__all__ = ["check_figure_path", "contact_sheet", "latent_traversal", "save_figure"]
+
+SUFFIXES = (".png", ".pdf", ".svg")
+
+
+def check_figure_path(path: Path) -> None:
+    """Refuse a path that no figure can be saved at, before any long work.
+
+    Raises:
+        SpecError: another suffix than .png, .pdf or .svg, or a folder that is not there.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise SpecError(f"{path}: expected a name that ends in {', '.join(SUFFIXES)}")
+    if not path.absolute().parent.is_dir():
+        raise SpecError(f"{path}: the folder {path.absolute().parent} is not there; make it first")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Save a figure at 150 dots an inch.
+
+    Raises:
+        DatasetError: the disk is full or the folder cannot be written.
+    """
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def contact_sheet(data: Ident3D, rows: int = 4, columns: int = 8) -> Figure:
+    """The first rows x columns pictures, each over a strip of bars: its latents in the unit interval.
+
+    Args:
+        data: a dataset without transforms.
+        rows: rows of the grid, at least 1.
+        columns: columns of the grid, at least 1.
+
+    Raises:
+        SpecError: rows or columns below 1 or absurdly many.
+    """
+    if not (1 <= rows <= 100 and 1 <= columns <= 100):
+        raise SpecError(f"rows = {rows}, columns = {columns}: expected 1 to 100")
+    count = min(len(data), rows * columns)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(1.2 * columns, 1.55 * rows + 0.75), layout="constrained")
+    ratios = [1.0, 0.24] * rows
+    axes = figure.subplots(2 * rows, columns, height_ratios=ratios, squeeze=False)
+    for ax in axes.flat:
+        ax.set_axis_off()
+    for i in range(count):
+        picture, latents = data[i]
+        row, column = divmod(i, columns)
+        axes[2 * row, column].imshow(np.asarray(picture).transpose(1, 2, 0))
+        axes[2 * row, column].set_title(str(i), fontsize=6, pad=1)
+        bars = axes[2 * row + 1, column]
+        bars.bar(np.arange(len(latents)), latents, width=0.8, color=_colours(data.factors))
+        bars.set_ylim(0, 1)
+        bars.set_axis_on()
+        bars.set_xticks([])
+        bars.set_yticks([])
+    m = data.manifest
+    figure.suptitle(
+        f"{m.name}, split {data.split}: {count} of {len(data):,} samples, {m.resolution} px, quality {m.quality}\n"
+        f"bars: latents from 0 to 1, in the order {', '.join(data.factors.names)}",
+        fontsize=8,
+    )
+    return figure
+
+
+def _colours(factors: Factors) -> list[str]:
+    """One colour a kind of factor: positions, rotations, light and hues are told apart at a glance."""
+    kinds = {"object.location": "tab:blue", "object.rotation": "tab:orange"}
+    hue, other = "tab:purple", "tab:green"
+    return [hue if f.target.endswith(".hue") else kinds.get(f.target.rsplit(".", 1)[0], other) for f in factors]
+
+
+def latent_traversal(
+    scene: str | Path = "3dident",
+    *,
+    steps: int = 7,
+    resolution: int = 128,
+    quality: str = "standard",
+    at: float = 0.5,
+    blender_python: str | None = None,
+) -> Figure:
+    """A column a factor, from low (top) to high (bottom), all other factors held (figure 2 of Zimmermann et al. 2021).
+
+    Args:
+        scene: a bundled scene or the path of a .toml.
+        steps: pictures a factor, 2 to 50.
+        resolution: side of each picture in pixels.
+        quality: draft, standard or paper.
+        at: where the others are held, in [0, 1]; frozen factors stay where the scene holds them.
+        blender_python: an interpreter that has bpy, numpy and Pillow, if not this one.
+
+    Raises:
+        SpecError: an unknown scene or quality, or values out of range.
+        RenderError: Blender is absent or failed.
+    """
+    if not 2 <= steps <= 50:
+        raise SpecError(f"steps = {steps}: expected 2 to 50")
+    if not 0 <= at <= 1:
+        raise SpecError(f"at = {at}: expected a point of the unit interval, 0 to 1")
+    spec = load_scene(scene).spec
+    factors = [f for f in spec.factor_table if f.frozen is None]
+    base = np.full(len(spec.factor_table), at, np.float32)
+    for column, held in spec.frozen.items():
+        base[column] = held
+    values = np.linspace(0.0, 1.0, steps, dtype=np.float32)
+    u = np.tile(base, (steps, len(factors), 1))
+    for j, factor in enumerate(factors):
+        u[:, j, factor.column] = values
+    pictures = render_latents(
+        u.reshape(-1, len(base)), scene=scene, resolution=resolution, quality=quality, blender_python=blender_python
+    )
+    figure = Figure(figsize=(1.15 * len(factors) + 0.4, 1.1 * steps + 1.0), layout="constrained")
+    axes = figure.subplots(steps, len(factors), squeeze=False)
+    for ax, picture in zip(axes.flat, pictures, strict=True):
+        ax.imshow(picture)
+        ax.set_xticks([])
+        ax.set_yticks([])
+    for j, factor in enumerate(factors):
+        span = f"{factor.low:.3g} to {factor.high:.3g}"
+        axes[0, j].set_title(f"{factor.name}\n{span}\n{factor.unit}", fontsize=7)
+    for i, value in enumerate(values):
+        axes[i, 0].set_ylabel(f"u = {value:.2f}", fontsize=7)
+    figure.suptitle(f"{spec.name}: one factor a column, all others held at u = {at:g}", fontsize=9)
+    return figure

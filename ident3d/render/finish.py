@@ -1,0 +1,121 @@
+"""From finished shards to a dataset: index, latents, card and manifest."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ident3d._version import __version__
+from ident3d.errors import SpecError
+from ident3d.files import npy_bytes, write_atomic, write_json
+from ident3d.render.folder import RenderFolder
+from ident3d.render.plan import RenderPlan, ShardJob
+from ident3d.scenes import Scene
+from ident3d.schema import from_plain, to_plain
+from ident3d.shards.card import card_text
+from ident3d.shards.manifest import (
+    FORMAT,
+    Manifest,
+    SceneRecord,
+    ShardEntry,
+    SplitEntry,
+    index_array,
+    pixel_statistics,
+    shard_name,
+    write_manifest,
+)
+from ident3d.shards.summary import BadSample, ShardSummary, file_sha256, summarise
+
+__all__ = ["finished_summary", "finish_split", "save_scene", "split_entry"]
+
+
+def finished_summary(job: ShardJob, latents: NDArray[np.float32], resolution: int) -> ShardSummary | None:
+    """The summary of a shard that is in place, or None where it must be rendered.
+
+    A shard is trusted only when its checksum is the one in its sidecar. Without a good sidecar (a kill between the two
+    writes) it is read and checked whole.
+    """
+    path, sidecar = Path(job.path), Path(job.sidecar)
+    if not path.is_file():
+        return None
+    try:
+        summary = from_plain(ShardSummary, json.loads(sidecar.read_text(encoding="utf-8")))
+        if file_sha256(path) == summary.sha256:
+            return summary
+    except (OSError, ValueError, SpecError):
+        pass
+    try:
+        summary = summarise(path, job.start, latents[job.start : job.stop], resolution)
+    except BadSample:
+        return None
+    write_json(sidecar, to_plain(summary))
+    return summary
+
+
+def save_scene(root: Path, scene: Scene) -> None:
+    """Keep the spec's text and its mesh with the dataset, so that it can be repaired and varied."""
+    folder = root / "scene"
+    folder.mkdir(exist_ok=True)
+    write_atomic(folder / "scene.toml", scene.text.encode())
+    write_atomic(folder / scene.mesh_path.name, scene.mesh_path.read_bytes())
+
+
+def split_entry(
+    plan: RenderPlan, folder: Path, latents: NDArray[np.float32], summaries: Sequence[ShardSummary]
+) -> SplitEntry:
+    """Write a split's latents.npy and index.npy into its folder; returns its entry for the manifest."""
+    digests = {}
+    for name, array in (("latents", latents), ("index", index_array(summaries))):
+        data = npy_bytes(array)
+        write_atomic(folder / f"{name}.npy", data)
+        digests[name] = hashlib.sha256(data).hexdigest()
+    mean, std = pixel_statistics(summaries, plan.resolution)
+    shards = [ShardEntry(shard_name(plan.split, k), s.samples, s.bytes, s.sha256) for k, s in enumerate(summaries)]
+    return SplitEntry(
+        samples=plan.samples,
+        shard_size=plan.shard_size,
+        seed=plan.seed,
+        latents=plan.latents,
+        latents_sha256=digests["latents"],
+        index_sha256=digests["index"],
+        mean=mean,
+        std=std,
+        shards=tuple(shards),
+    )
+
+
+def finish_split(
+    folder: RenderFolder,
+    scene: Scene,
+    plan: RenderPlan,
+    latents: NDArray[np.float32],
+    summaries: Sequence[ShardSummary],
+) -> Manifest:
+    """Write all that makes finished shards a dataset, the manifest last, and clear the split's working files."""
+    entry = split_entry(plan, folder.root / plan.split, latents, summaries)
+    base = folder.manifest() or Manifest(
+        format=FORMAT,
+        name=plan.scene,
+        resolution=plan.resolution,
+        quality=plan.quality,
+        device=plan.device,
+        render=to_plain(plan.settings),
+        versions={"ident3d": __version__, "blender": plan.blender},
+        scene=SceneRecord(plan.scene, plan.scene_digest, scene.mesh_path.name),
+        factors=tuple(scene.spec.factor_table),
+    )
+    splits = {**base.splits, plan.split: entry}
+    # In the order train, val, test whatever was rendered first: the bytes depend on what is there alone.
+    ordered = {name: splits[name] for name in ("train", "val", "test") if name in splits}
+    manifest = dataclasses.replace(base, splits=ordered)
+    write_atomic(folder.root / "README.md", card_text(manifest).encode())
+    write_manifest(folder.root, manifest)
+    shutil.rmtree(folder.work(plan.split))
+    return manifest

@@ -1,0 +1,193 @@
+"""A worker process seen from the user's side: start it, send commands, read events; and what to do when Blender is
+not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ident3d.errors import RenderError, SpecError
+from ident3d.render.worker import Setup
+
+__all__ = ["LIBRARIES", "WorkerDied", "WorkerProcess", "blender_python"]
+
+LIBRARIES = "libx11-6 libxrender1 libxfixes3 libxi6 libxkbcommon0 libsm6 libice6 libgl1"
+"""Debian's names of the shared libraries that bpy loads."""
+
+WORKER_ENVIRONMENT = "python3.11 -m venv blender-env && blender-env/bin/pip install 'bpy==4.5.*' numpy Pillow"
+VARIABLE = "IDENT3D_BLENDER_PYTHON"
+
+
+class WorkerDied(RenderError):
+    """A worker ended without saying why: Blender crashed, or the process was killed."""
+
+
+def blender_python(option: str | None) -> str:
+    """The interpreter that workers run under: the option, else IDENT3D_BLENDER_PYTHON, else this one.
+
+    Raises:
+        RenderError: the interpreter named is not an executable file.
+    """
+    chosen = option or os.environ.get(VARIABLE)
+    if not chosen:
+        return sys.executable
+    path = Path(chosen).expanduser()
+    if not path.is_file() or not os.access(path, os.X_OK):
+        source = "--blender-python" if option else VARIABLE
+        raise RenderError(f"{source} = {chosen!r}: no such program; expected the python of an environment with bpy")
+    return str(path)
+
+
+def _how_to_get_bpy(python: str) -> str:
+    version = sys.version_info
+    if python == sys.executable and version[:2] in ((3, 11), (3, 13)):
+        return "install it with: pip install 'ident3d[render]'"
+    here = f"Python {version[0]}.{version[1]} has no bpy wheel; " if python == sys.executable else ""
+    return (
+        f"{here}make an environment for it and name its interpreter:\n"
+        f"    {WORKER_ENVIRONMENT}\n"
+        f"    export {VARIABLE}=$PWD/blender-env/bin/python   # or --blender-python PATH"
+    )
+
+
+def _explain_import(python: str, message: str) -> str:
+    library = re.search(r"(lib[\w.+-]+\.so[.\d]*): cannot open shared object", message)
+    if library:
+        return (
+            f"Blender cannot start under {python}: the shared library {library[1]} is absent. "
+            f"On Debian or Ubuntu: apt-get install {LIBRARIES}"
+        )
+    missing = re.search(r"No module named '([\w.]+)'", message)
+    if missing and missing[1] != "bpy":
+        return f"{python} has no {missing[1]}; a render worker needs: {python} -m pip install bpy numpy Pillow"
+    if missing:
+        return f"{python} has no bpy (Blender as a module); {_how_to_get_bpy(python)}"
+    return f"Blender cannot be imported under {python}: {message}"
+
+
+class WorkerProcess:
+    """One worker: started, set up, and ready for commands.
+
+    Args:
+        python: the interpreter to run it under.
+        setup: scene and settings.
+        log: the file that takes what Blender prints; appended to.
+        keep_open: file descriptors that the worker inherits, which keeps their locks held while it lives.
+
+    Attributes:
+        blender: Blender's version.
+        device: what renders.
+
+    Raises:
+        RenderError: no bpy there, a library absent, or Blender failed at start.
+        SpecError: a mesh that Blender cannot use.
+    """
+
+    def __init__(self, python: str, setup: Setup, log: Path, keep_open: tuple[int, ...] = ()) -> None:
+        self.python = python
+        self.log = log
+        # A foreign interpreter must not see this one's PYTHONPATH.
+        flags = [] if python == sys.executable else ["-E"]
+        worker = Path(__file__).with_name("worker.py")
+        with open(log, "ab") as sink:
+            self._process = subprocess.Popen(
+                [python, *flags, str(worker)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=sink,
+                pass_fds=keep_open,
+                text=True,
+                encoding="utf-8",
+            )
+        try:
+            self.send(asdict(setup))
+            ready = self.read()
+        except BaseException:
+            self.kill()
+            raise
+        self.blender: str = ready["blender"]
+        self.device: str = ready["device"]
+
+    def send(self, command: dict[str, Any]) -> None:
+        """Send one command.
+
+        Raises:
+            WorkerDied: nobody is there to take it.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self.read()  # an error event, or the news of its death: either raises
+            raise self._died() from None
+
+    def read(self) -> dict[str, Any]:
+        """The next event.
+
+        Raises:
+            WorkerDied: the worker is gone.
+            RenderError, SpecError: the worker reported an error.
+        """
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.endswith("\n"):
+            raise self._died()
+        event: dict[str, Any] = json.loads(line)
+        if event["event"] == "error":
+            raise self._error(event)
+        return event
+
+    def until(self, last: str) -> Iterator[dict[str, Any]]:
+        """Events up to and including the first called `last`."""
+        while True:
+            event = self.read()
+            yield event
+            if event["event"] == last:
+                return
+
+    def kill(self) -> None:
+        """End the process at once and reap it. What it wrote stays."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    pass
+
+    def _died(self) -> WorkerDied:
+        status = self._process.wait()
+        how = f"with status {status}"
+        if status < 0:
+            how = f"of signal {signal.Signals(-status).name}"
+        words = " ".join(_last_lines(self.log))
+        return WorkerDied(f"the render worker ({shlex.quote(self.python)}) died {how}; its log {self.log} ends: {words}")
+
+    def _error(self, event: dict[str, Any]) -> Exception:
+        message = event["message"]
+        if event["kind"] == "import":
+            return RenderError(_explain_import(self.python, message))
+        if event["kind"] == "spec":
+            return SpecError(message)
+        if event["kind"] == "os":
+            return RenderError(f"{message}; what is finished stays: make room, then run the same command to go on")
+        return RenderError(f"rendering failed: {event['type']}: {message}; log: {self.log}")
+
+
+def _last_lines(path: Path, count: int = 3) -> list[str]:
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [line for line in lines if line.strip()][-count:]

@@ -1,0 +1,221 @@
+"""`ident3d verify --repair`: render again just what is damaged, and put every byte back."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from ident3d.errors import DatasetError
+from ident3d.files import npy_bytes, write_atomic
+from ident3d.render.dataset import cores
+from ident3d.render.executors import run_local
+from ident3d.render.finish import split_entry
+from ident3d.render.folder import RenderFolder, plan_of
+from ident3d.render.latents import DRAWN, array_sha256, split_latents
+from ident3d.render.plan import RenderPlan, ShardJob
+from ident3d.render.process import WorkerProcess, blender_python
+from ident3d.render.worker import Setup
+from ident3d.scene import SceneSpec
+from ident3d.shards.manifest import Manifest, read_manifest, shard_name, write_manifest
+from ident3d.shards.reader import rebuild_index
+from ident3d.shards.salvage import find_samples
+from ident3d.shards.summary import EXTENSIONS, ShardSummary, file_sha256, map_file, summarise
+from ident3d.shards.verify import Problem, load_latents
+from ident3d.shards.writer import part_path
+
+__all__ = ["repair_dataset"]
+
+
+def repair_dataset(
+    root: Path, problems: Sequence[Problem], python: str | None = None, *, quiet: bool = True
+) -> list[str]:
+    """Mend what `verify_dataset` found; returns a line for each thing done.
+
+    Good samples of a damaged shard are kept and the others rendered again from the dataset's own scene, seed and
+    settings, which on the same kind of machine gives the same bytes. Where it does not (another Blender, another
+    processor), the manifest gets the new checksums and a line says so.
+
+    Args:
+        root: the dataset's folder.
+        problems: from `verify_dataset`.
+        python: an interpreter that has bpy, numpy and Pillow, if not this one.
+        quiet: no progress bar.
+
+    Raises:
+        DatasetError: the scene that the dataset keeps is damaged, or the user's own latents are lost.
+        RenderError: Blender is absent or failed.
+    """
+    manifest = read_manifest(root)
+    broken_scene = [p for p in problems if not p.split]
+    if broken_scene:
+        raise DatasetError(f"{root}: cannot be repaired, since its scene is damaged: {broken_scene[0]}")
+    folder = RenderFolder(root)
+    folder.create()
+    lines: list[str] = []
+    with folder.lock() as lock:
+        for split in manifest.splits:
+            mine = [p for p in problems if p.split == split]
+            if mine:
+                repair = _SplitRepair(folder, manifest, split, mine, blender_python(python), lock, quiet)
+                lines += repair.run()
+                manifest = read_manifest(root)
+    return lines
+
+
+class _SplitRepair:
+    def __init__(
+        self,
+        folder: RenderFolder,
+        manifest: Manifest,
+        split: str,
+        problems: Sequence[Problem],
+        python: str,
+        lock: int,
+        quiet: bool,
+    ) -> None:
+        self.folder, self.manifest, self.split, self.problems = folder, manifest, split, problems
+        self.python, self.lock, self.quiet = python, lock, quiet
+        self.plan: RenderPlan = plan_of(manifest, split)
+        self.target = folder.root / split
+        self.target.mkdir(exist_ok=True)
+        self.scene_path = folder.root / "scene" / "scene.toml"
+        self.spec = SceneSpec.from_toml(self.scene_path.read_text(encoding="utf-8"))
+
+    def run(self) -> list[str]:
+        lines = list(self.remove_left_over())
+        latents = self.latents()
+        damaged = sorted({p.shard for p in self.problems if p.shard is not None})
+        with tempfile.TemporaryDirectory(dir=self.folder.hidden) as name:
+            work = Path(name)
+            np.save(work / "latents.npy", latents)
+            for salvage in (True, False):
+                wrong = [k for k in damaged if not self.intact(k)]
+                if wrong:
+                    lines += self.render(wrong, work, salvage=salvage)
+        lines += self.settle(latents)
+        for shard in damaged:
+            self.damaged_path(shard).unlink(missing_ok=True)
+        return lines
+
+    def damaged_path(self, shard: int) -> Path:
+        """Where a damaged shard is kept until its repair is done, so that an interrupted repair loses nothing."""
+        return self.target / f".{shard_name(self.split, shard)}.damaged"
+
+    def intact(self, shard: int) -> bool:
+        entry = self.manifest.splits[self.split].shards[shard]
+        path = self.target / entry.name
+        return path.is_file() and file_sha256(path) == entry.sha256
+
+    def remove_left_over(self) -> Iterator[str]:
+        for p in self.problems:
+            if p.detail.startswith("left over"):
+                # Set aside, not deleted: it may be the user's.
+                path = self.folder.root / p.file
+                os.replace(path, path.with_name(path.name + ".left-over"))
+                yield f"{p.file}: renamed to {path.name}.left-over"
+
+    def latents(self) -> NDArray[np.float32]:
+        """The split's latents: as stored, or drawn again, or collected from the shards."""
+        stored = load_latents(self.folder.root, self.manifest, self.split)
+        if stored is not None:
+            return stored
+        given = None if self.plan.latents == DRAWN else self.latents_from_shards()
+        return split_latents(self.plan.seed, self.split, self.plan.samples, self.spec, given)
+
+    def latents_from_shards(self) -> NDArray[np.float32]:
+        rows: dict[int, NDArray[np.float32]] = {}
+        for shard, entry in enumerate(self.manifest.splits[self.split].shards):
+            path, (start, _) = self.target / entry.name, self.plan.bounds(shard)
+            if not path.is_file():
+                continue
+            with map_file(path) as data:
+                for place, sample in find_samples(data, start, entry.samples).items():
+                    at = sample.members[EXTENSIONS[1]]
+                    stored = io.BytesIO(bytes(data[at.offset : at.offset + at.size]))
+                    with contextlib.suppress(ValueError, EOFError):
+                        rows[start + place] = np.load(stored, allow_pickle=False)
+        if len(rows) < self.plan.samples:
+            lost = next(i for i in range(self.plan.samples) if i not in rows)
+            raise DatasetError(
+                f"{self.target}/latents.npy is damaged, and so is the sample {lost} that held its row; "
+                "restore that file: these latents were the user's own and cannot be drawn again"
+            )
+        latents = np.stack([rows[i] for i in range(self.plan.samples)])
+        if array_sha256(latents) != self.plan.latents:
+            raise DatasetError(f"{self.target}/latents.npy is damaged, and so are the shards' copies; restore that file")
+        return latents
+
+    def render(self, shards: list[int], work: Path, *, salvage: bool) -> Iterator[str]:
+        rendered: list[int] = []
+        setup = self.setup()
+
+        def spawn(number: int) -> WorkerProcess:
+            log = self.folder.logs / f"repair-worker-{number}.log"
+            return WorkerProcess(self.python, dataclasses.replace(setup, gpu=number), log, (self.lock,))
+
+        first = spawn(0)  # before anything is moved: Blender may be absent
+        jobs = [self.job(shard, work, salvage) for shard in shards]
+        with tqdm(total=len(shards), unit="shard", disable=True if self.quiet else None) as bar:
+
+            def on_event(event: dict[str, Any]) -> None:
+                if event["event"] == "picture" and not event["kept"]:
+                    rendered.append(event["index"])
+                bar.update(event["event"] == "shard")
+
+            failures = run_local(jobs, cores(), first, spawn, on_event)
+        if failures:
+            raise DatasetError(f"shard {failures[0].shard} cannot be rendered again: {failures[0].message}")
+        for shard in shards:
+            start, stop = self.plan.bounds(shard)
+            count = sum(start <= i < stop for i in rendered)
+            yield f"{self.split}/{shard_name(self.split, shard)}: {count} of {stop - start} samples rendered again"
+
+    def job(self, shard: int, work: Path, salvage: bool) -> ShardJob:
+        job = ShardJob.of(self.plan, shard, self.target, work)
+        path, damaged = Path(job.path), self.damaged_path(shard)
+        if not salvage:
+            part_path(path).unlink(missing_ok=True)
+            return job
+        if path.is_file():
+            os.replace(path, damaged)
+        return dataclasses.replace(job, salvage=str(damaged)) if damaged.is_file() else job
+
+    def setup(self) -> Setup:
+        return Setup(
+            scene=self.scene_path.read_text(encoding="utf-8"),
+            mesh=str(self.scene_path.with_name(self.manifest.scene.mesh)),
+            settings=self.manifest.render,
+            resolution=self.plan.resolution,
+            device=self.plan.device.lower(),
+            threads=1,
+        )
+
+    def settle(self, latents: NDArray[np.float32]) -> Iterator[str]:
+        """Put latents, index and manifest in order with the shards as they are now."""
+        entry = self.manifest.splits[self.split]
+        for name in ("latents.npy", "index.npy"):
+            if any(p.file == f"{self.split}/{name}" for p in self.problems):
+                yield f"{self.split}/{name}: written again"
+        if all(self.intact(k) for k in range(self.plan.shards)):
+            write_atomic(self.target / "latents.npy", npy_bytes(latents))
+            write_atomic(self.target / "index.npy", npy_bytes(rebuild_index(self.target, entry)))
+            return
+        summaries: list[ShardSummary] = []
+        for shard in range(self.plan.shards):
+            start, stop = self.plan.bounds(shard)
+            path = self.target / shard_name(self.split, shard)
+            summaries.append(summarise(path, start, latents[start:stop], self.plan.resolution))
+        changed = split_entry(self.plan, self.target, latents, summaries)
+        splits = {**self.manifest.splits, self.split: changed}
+        write_manifest(self.folder.root, dataclasses.replace(self.manifest, splits=splits))
+        yield f"{self.split}: this machine renders other bytes than the first one did; the manifest has them now"

@@ -1,0 +1,223 @@
+"""One process, one Blender: renders what it is told on stdin, one JSON line a command, and answers on stdout likewise.
+
+Run by path, `python .../ident3d/render/worker.py`, under any interpreter that has bpy, numpy and Pillow: ident3d itself
+need not be installed there.
+
+Commands: first a setup (fields of `Setup`), then `{"shard": {fields of ShardJob}}` or `{"picture": {...}}`.
+Events: `ready`, `picture` after each picture, `shard` after each shard, `error` with a kind and a message.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from ident3d.render.blender import Renderer
+    from ident3d.scene import SceneSpec
+
+__all__ = ["Setup", "main"]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker needs before its first picture.
+
+    Attributes:
+        scene: the text of the spec.
+        mesh: the path of its mesh.
+        settings: fields of RenderSettings.
+        resolution: the pictures' side in pixels.
+        device: `auto`, `cpu` or a kind of GPU.
+        threads: CPU threads.
+        gpu: which GPU of several.
+    """
+
+    scene: str
+    mesh: str
+    settings: dict[str, Any]
+    resolution: int
+    device: str
+    threads: int
+    gpu: int = 0
+
+
+def _load_package() -> None:
+    """Make `import ident3d` find the package that this file belongs to, and nothing else that is installed beside it.
+
+    The user's site-packages must stay out of the path: its numpy may be built for another Python.
+    """
+    sys.path.pop(0)  # this file's own folder
+    folder = Path(__file__).resolve().parents[1]
+    spec = importlib.util.spec_from_file_location(
+        "ident3d", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["ident3d"] = module
+    spec.loader.exec_module(module)
+
+
+def _take_stdout() -> TextIO:
+    """Keep stdout for events and let everything else that prints there, Blender's C code included, go to stderr."""
+    events = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)
+    return events
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _read_commands() -> queue.SimpleQueue[dict[str, Any]]:
+    """Commands as they come. When the parent closes its end, or is gone, the process ends at once: a shard in
+    progress is left as any kill would leave it."""
+    commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def pump() -> None:
+        for line in sys.stdin:
+            commands.put(json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=pump, daemon=True).start()
+    return commands
+
+
+class _Session:
+    def __init__(self, setup: Setup, events: TextIO) -> None:
+        from ident3d.render.blender import Renderer
+        from ident3d.render.quality import RenderSettings
+        from ident3d.scene import SceneSpec
+
+        self.events = events
+        self.resolution = setup.resolution
+        self.spec: SceneSpec = SceneSpec.from_toml(setup.scene)
+        self.renderer: Renderer = Renderer(
+            self.spec,
+            Path(setup.mesh),
+            RenderSettings(**setup.settings),
+            setup.resolution,
+            setup.device,
+            setup.threads,
+            setup.gpu,
+        )
+
+    def send(self, event: str, **fields: Any) -> None:
+        self.events.write(json.dumps({"event": event, **fields}) + "\n")
+
+    def shard(self, fields: dict[str, Any]) -> None:
+        import numpy as np
+
+        from ident3d.render.draws import cycles_seeds
+        from ident3d.render.plan import ShardJob
+        from ident3d.files import write_json
+        from ident3d.scene import scene_params
+        from ident3d.schema import to_plain
+        from ident3d.shards.salvage import good_pictures
+        from ident3d.shards.summary import summarise
+        from ident3d.shards.writer import ShardWriter
+
+        job = ShardJob(**fields)
+        latents = np.array(np.load(job.latents, mmap_mode="r")[job.start : job.stop])
+        seeds = cycles_seeds(job.seed, job.split, job.start, job.stop)
+        kept = good_pictures(Path(job.salvage), job.start, latents, self.resolution) if job.salvage else {}
+        writer = ShardWriter(Path(job.path), job.start, latents, self.resolution)
+        try:
+            for i in range(writer.done):
+                self.send("picture", index=job.start + i, kept=True)
+            for i in range(writer.done, len(latents)):
+                self.send("start", index=job.start + i)
+                picture = kept.get(i)
+                if picture is None:
+                    pixels = self.renderer.render(scene_params(self.spec, latents[i]), int(seeds[i]))
+                    picture = encode_png(pixels)
+                writer.append(picture)
+                self.send("picture", index=job.start + i, kept=i in kept)
+            writer.finish()
+        finally:
+            writer.close()
+        summary = summarise(Path(job.path), job.start, latents, self.resolution)
+        write_json(Path(job.sidecar), to_plain(summary))
+        self.send("shard", shard=job.shard)
+
+    def picture(self, fields: dict[str, Any]) -> None:
+        """Render one latent into row `index` of an array on disk."""
+        import numpy as np
+
+        from ident3d.scene import scene_params
+
+        pictures = np.load(fields["out"], mmap_mode="r+")
+        params = scene_params(self.spec, fields["latent"])
+        self.send("start", index=fields["index"])
+        pictures[fields["index"]] = self.renderer.render(params, fields["seed"])
+        pictures.flush()
+        self.send("picture", index=fields["index"], kept=False)
+
+
+def encode_png(pixels: Any) -> bytes:
+    """PNG without any metadata, so that equal pixels are equal bytes."""
+    import io
+
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    """An error as an event: its kind decides which exception the parent raises."""
+    from ident3d.errors import SpecError
+
+    kind = "render"
+    if isinstance(error, ImportError):
+        kind = "import"
+    elif isinstance(error, SpecError):
+        kind = "spec"
+    elif isinstance(error, OSError):
+        kind = "os"
+    return {"event": "error", "kind": kind, "message": str(error), "type": type(error).__name__}
+
+
+def main() -> None:
+    """Serve commands until stdin ends."""
+    # The terminal sends Ctrl-C to the whole group; the parent decides what becomes of its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    events = _take_stdout()
+    _die_with_parent()
+    commands = _read_commands()
+    _load_package()
+    try:
+        session = _Session(Setup(**commands.get()), events)
+        import bpy
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        session.send("ready", blender=bpy.app.version_string, device=session.renderer.device)
+        while True:
+            command = commands.get()
+            if "shard" in command:
+                session.shard(command["shard"])
+            else:
+                session.picture(command["picture"])
+    except Exception as error:
+        traceback.print_exc()
+        events.write(json.dumps(_describe(error)) + "\n")
+        events.flush()
+        # Not sys.exit: Blender can crash while it tears itself down.
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

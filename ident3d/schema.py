@@ -1,0 +1,117 @@
+"""Frozen dataclasses from plain data (TOML, JSON), checked key by key.
+
+One reader serves scene specs, render plans and manifests. It is standard library alone because render workers
+run it under an interpreter that has nothing but bpy, numpy and Pillow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from ident3d.errors import SpecError
+
+__all__ = ["from_plain", "to_plain"]
+
+T = TypeVar("T")
+
+_NAMES: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def from_plain(cls: type[T], data: object, where: str = "") -> T:
+    """Build the dataclass `cls` from nested dicts and lists.
+
+    Args:
+        cls: a dataclass whose fields are bool, int, float, str, Literal, dataclasses, and tuples, dicts or
+            optionals of these.
+        data: what a TOML or JSON parser returned.
+        where: the dotted path of `data`, which errors name.
+
+    Raises:
+        SpecError: a missing key, an unknown key, or a value of the wrong type; the text names its path.
+    """
+    if not isinstance(data, dict):
+        raise SpecError(f"{where or 'the file'}: expected a table of keys, got {data!r}")
+    hints = get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cast(Any, cls))}
+    for key in data:
+        if key not in fields:
+            raise SpecError(f"{_join(where, key)}: unknown key; expected one of {', '.join(fields)}")
+    values: dict[str, Any] = {}
+    for name, field in fields.items():
+        if name in data:
+            values[name] = _convert(hints[name], data[name], _join(where, name))
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise SpecError(f"{_join(where, name)}: missing; expected {_describe(hints[name])}")
+    try:
+        return cls(**values)
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}" if where else str(error)) from None
+
+
+def to_plain(value: object) -> Any:
+    """The inverse of `from_plain`: dataclasses to dicts, tuples to lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def _join(where: str, key: object) -> str:
+    return f"{where}.{key}" if where else str(key)
+
+
+def _describe(hint: Any) -> str:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(repr(a) for a in args)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_describe(a) for a in args if a is not type(None))
+    if origin is tuple:
+        if args[-1] is Ellipsis:
+            return f"a list, each {_describe(args[0])}"
+        return f"a list of {len(args)} values, each {_describe(args[0])}"
+    if origin is dict or dataclasses.is_dataclass(hint):
+        return "a table"
+    return _NAMES.get(hint, str(hint))
+
+
+def _convert(hint: Any, value: object, where: str) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return from_plain(cast(type[Any], hint), value, where)
+    if origin in (Union, types.UnionType):
+        return _convert_union(args, value, where, hint)
+    if origin is tuple and isinstance(value, (list, tuple)):
+        if args[-1] is Ellipsis:
+            return tuple(_convert(args[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+        if len(value) == len(args):
+            pairs = enumerate(zip(args, value, strict=True))
+            return tuple(_convert(a, v, f"{where}[{i}]") for i, (a, v) in pairs)
+    elif origin is dict and isinstance(value, dict):
+        return {str(k): _convert(args[1], v, _join(where, k)) for k, v in value.items()}
+    elif origin is Literal:
+        if value in args:
+            return value
+    elif hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if math.isfinite(value):
+            return float(value)
+    elif hint is Any or type(value) is hint:
+        return value
+    raise SpecError(f"{where}: expected {_describe(hint)}, got {value!r}")
+
+
+def _convert_union(args: tuple[Any, ...], value: object, where: str, hint: Any) -> Any:
+    if value is None and type(None) in args:
+        return None
+    for option in args:
+        try:
+            return _convert(option, value, where)
+        except SpecError:
+            continue
+    raise SpecError(f"{where}: expected {_describe(hint)}, got {value!r}")

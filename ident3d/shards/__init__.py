@@ -1,0 +1,1 @@
+"""The format on disk: WebDataset shards, their manifest and index. `docs/format.md` describes it byte by byte."""

@@ -1,0 +1,59 @@
+"""The dataset card: a README.md that tells a stranger what the dataset is and how to load it."""
+
+from __future__ import annotations
+
+from ident3d.shards.manifest import Manifest
+
+__all__ = ["card_text"]
+
+SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
+
+
+def card_text(manifest: Manifest) -> str:
+    """The card's Markdown, with the front matter that the Hugging Face Hub reads. A function of the manifest alone."""
+    total = sum(split.samples for split in manifest.splits.values())
+    size = next((name for bound, name in SIZES if total < bound), "n>1M")
+    names = {"val": "validation"}
+    files = "".join(f"  - split: {names.get(s, s)}\n    path: {s}/*.tar\n" for s in manifest.splits)
+    front = f"---\npretty_name: {manifest.name}\nsize_categories:\n- {size}\nconfigs:\n- config_name: default\n"
+    front += f"  data_files:\n{files}---\n"
+    rows = ["| column | factor | range | unit | drives |", "|---|---|---|---|---|"]
+    rows += [f"| {' | '.join(row)} |" for row in manifest.factor_table.table()]
+    splits = ["| split | samples | shards | bytes |", "|---|---|---|---|"]
+    for name, split in manifest.splits.items():
+        splits.append(f"| {name} | {split.samples:,} | {len(split.shards)} | {sum(s.bytes for s in split.shards):,} |")
+    table, counts = "\n".join(rows), "\n".join(splits)
+    first = next(iter(manifest.splits))
+    return f"""{front}
+# {manifest.name}
+
+Pictures of {manifest.resolution} x {manifest.resolution} pixels whose ten generating factors are known exactly,
+rendered by ident3d {manifest.versions["ident3d"]} with Blender {manifest.versions["blender"]} (Cycles,
+quality `{manifest.quality}`, device {manifest.device}) from the scene in `scene/scene.toml`.
+
+{counts}
+
+## Factors
+
+A latent is a point of the unit cube; column i drives factor i linearly over its range.
+
+{table}
+
+## Loading
+
+```python
+import ident3d                                    # random access, pairs, statistics
+picture, latents = ident3d.Ident3D("PATH", split="{first}")[0]
+
+import webdataset                                 # no code of ident3d
+sample = next(iter(webdataset.WebDataset("PATH/{first}/{first}-000000.tar", shardshuffle=False).decode("pil")))
+
+import datasets                                   # no code of ident3d
+rows = datasets.load_dataset("webdataset", data_files={{"{first}": "PATH/{first}/*.tar"}}, split="{first}")
+```
+
+`ident3d verify PATH` checks every byte, `ident3d verify PATH --repair` renders what is damaged again.
+
+The scene rebuilds 3DIdent: R. Zimmermann, Y. Sharma, S. Schneider, M. Bethge, W. Brendel, Contrastive Learning
+Inverts the Data Generating Process, ICML 2021.
+"""

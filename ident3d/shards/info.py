@@ -1,0 +1,42 @@
+"""`ident3d info`: a dataset in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ident3d.shards.manifest import SplitEntry, read_manifest
+
+__all__ = ["info_text"]
+
+
+def _split_lines(name: str, split: SplitEntry) -> list[str]:
+    size = sum(shard.bytes for shard in split.shards)
+    latents = "drawn uniformly" if split.latents == "drawn" else "given by the user"
+    mean, std = (" ".join(f"{x:.4f}" for x in values) for values in (split.mean, split.std))
+    return [
+        f"split {name}: {split.samples:,} samples in {len(split.shards):,} shards, {size / 1e6:,.1f} MB",
+        f"    latents {latents}, seed {split.seed}",
+        f"    pixels: mean {mean}, std {std}",
+    ]
+
+
+def info_text(root: Path) -> str:
+    """What a dataset is: pictures, factors, splits, where it came from.
+
+    Raises:
+        DatasetError: no dataset there.
+    """
+    m = read_manifest(root)
+    settings = ", ".join(f"{key} {value}" for key, value in m.render.items())
+    lines = [
+        f"{root}: {m.name}, {m.resolution} x {m.resolution} px",
+        f"rendered by ident3d {m.versions['ident3d']}, Blender {m.versions['blender']}, on {m.device}",
+        f"quality {m.quality}: {settings}",
+        f"scene sha256 {m.scene.digest}",
+    ]
+    for name, split in m.splits.items():
+        lines += _split_lines(name, split)
+    rows = [("column", "factor", "range", "unit", "drives"), *m.factor_table.table()]
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines) + "\n"

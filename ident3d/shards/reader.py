@@ -1,0 +1,127 @@
+"""Random access to members of shards by offset: no unpacking, safe under threads, fork and spawn."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ident3d.errors import DatasetError
+from ident3d.shards.manifest import SplitEntry, index_array
+from ident3d.shards.summary import EXTENSIONS, ShardSummary, map_file
+from ident3d.shards.tar import scan_samples
+
+__all__ = ["SplitReader", "rebuild_index"]
+
+MAX_OPEN = 512
+"""Shards kept open; past that a shard is opened and closed for each read, which costs some microseconds."""
+
+
+def rebuild_index(folder: Path, split: SplitEntry) -> NDArray[np.int64]:
+    """The index of a split, read off the shards' headers: (N, members, 2), byte offset and size.
+
+    Raises:
+        DatasetError: a shard that is absent or does not hold the samples that the manifest gives it.
+    """
+    summaries = []
+    for shard in split.shards:
+        path = folder / shard.name
+        if not path.is_file():
+            raise DatasetError(f"{path}: missing; run `ident3d verify --repair` on the dataset")
+        with map_file(path) as data:
+            samples = list(scan_samples(data, EXTENSIONS))
+        if len(samples) != shard.samples:
+            raise DatasetError(
+                f"{path}: holds {len(samples)} whole samples of {shard.samples}; "
+                "run `ident3d verify --repair` on the dataset"
+            )
+        offsets = tuple(tuple((m.offset, m.size) for m in s.members.values()) for s in samples)
+        summaries.append(ShardSummary(len(samples), shard.bytes, shard.sha256, offsets, (0, 0, 0), (0, 0, 0)))
+    return index_array(summaries)
+
+
+class SplitReader:
+    """The encoded pictures of one split, by index.
+
+    Holds no open handle until the first read and none when pickled. Reads are positional (`pread`), so processes that
+    share a descriptor after a fork do not disturb each other.
+
+    Args:
+        folder: the split's folder.
+        split: its entry in the manifest.
+
+    Raises:
+        DatasetError: an index that is damaged, or absent and not to be rebuilt from the shards.
+    """
+
+    def __init__(self, folder: Path, split: SplitEntry) -> None:
+        self.folder = folder
+        self.split = split
+        self._open()
+
+    def _open(self) -> None:
+        path = self.folder / "index.npy"
+        expected = (self.split.samples, len(EXTENSIONS), 2)
+        try:
+            index = np.load(path, mmap_mode="r", allow_pickle=False)
+        except FileNotFoundError:
+            index = rebuild_index(self.folder, self.split)
+        except (OSError, ValueError, EOFError) as error:
+            raise DatasetError(f"{path}: damaged ({error}); delete it, or run `ident3d verify --repair`") from None
+        if index.shape != expected or index.dtype != np.int64:
+            raise DatasetError(f"{path}: has shape {index.shape}, expected {expected}; run `ident3d verify --repair`")
+        # Plain ndarrays over the same memory: indexing a memmap costs microseconds a read.
+        self._index = np.asarray(index)[:, 0]
+        self._starts = np.cumsum([0] + [shard.samples for shard in self.split.shards])
+        self._files: dict[int, int] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "split": self.split}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+    def __del__(self) -> None:
+        for fd in self.__dict__.get("_files", {}).values():
+            os.close(fd)
+
+    def __len__(self) -> int:
+        return self.split.samples
+
+    def where(self, index: int) -> str:
+        """The sample in words, for messages: file and key."""
+        shard = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return f"{self.folder / self.split.shards[shard].name}, sample {index:09d}"
+
+    def picture(self, index: int) -> bytes:
+        """The encoded picture of sample `index`, 0 to len - 1.
+
+        Raises:
+            DatasetError: the shard is absent or ends before the picture does.
+        """
+        offset, size = self._index[index].tolist()
+        shard = index // self.split.shard_size
+        fd = self._files.get(shard)
+        if fd is not None:
+            data = os.pread(fd, size, offset)
+        else:
+            data = self._first_read(shard, size, offset)
+        if len(data) != size:
+            raise DatasetError(f"{self.where(index)}: the shard is truncated; run `ident3d verify --repair`")
+        return data
+
+    def _first_read(self, shard: int, size: int, offset: int) -> bytes:
+        path = self.folder / self.split.shards[shard].name
+        try:
+            fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except OSError as error:
+            raise DatasetError(f"{path}: {error.strerror}; run `ident3d verify --repair` on the dataset") from None
+        data = os.pread(fd, size, offset)
+        # Another thread may have opened the same shard meanwhile: the first one stays.
+        if len(self._files) >= MAX_OPEN or self._files.setdefault(shard, fd) != fd:
+            os.close(fd)
+        return data

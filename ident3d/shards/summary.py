@@ -1,0 +1,146 @@
+"""What a shard holds, as a pure function of its bytes: checksum, offsets, pixel sums, and what is wrong with it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from ident3d.files import npy_bytes
+from ident3d.shards.tar import END, Sample, key_of, scan_samples
+
+__all__ = ["EXTENSIONS", "BadSample", "ShardSummary", "check_sample", "decode", "file_sha256", "map_file", "summarise"]
+
+EXTENSIONS = ("png", "latents.npy")
+
+
+class BadSample(ValueError):
+    """A sample whose bytes are not what its index asks for; the text says which part and how."""
+
+
+@dataclass(frozen=True)
+class ShardSummary:
+    """What the manifest and the index need to know of a shard.
+
+    Attributes:
+        samples: how many it holds.
+        bytes: its size.
+        sha256: of all its bytes.
+        offsets: per sample and member (in the order of EXTENSIONS): byte offset and size.
+        sums: sum of all pixels, per channel, of uint8 values.
+        squares: sum of their squares, per channel.
+    """
+
+    samples: int
+    bytes: int
+    sha256: str
+    offsets: tuple[tuple[tuple[int, int], ...], ...]
+    sums: tuple[int, int, int]
+    squares: tuple[int, int, int]
+
+
+@contextmanager
+def map_file(path: Path) -> Iterator[memoryview]:
+    """The bytes of a file, mapped read-only; empty for an empty file."""
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            yield memoryview(b"")
+            return
+        with mmap(file.fileno(), 0, access=ACCESS_READ) as mapped, memoryview(mapped) as view:
+            yield view
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a file, as 64 hex digits, in constant memory."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def decode(data: bytes) -> NDArray[np.uint8]:
+    """The pixels of an encoded picture, RGB, shape (H, W, 3).
+
+    Raises:
+        OSError, SyntaxError: bytes that are not a whole picture; Pillow's own errors.
+    """
+    with Image.open(io.BytesIO(data)) as picture:
+        return np.array(picture if picture.mode == "RGB" else picture.convert("RGB"))
+
+
+def check_sample(
+    data: memoryview, sample: Sample, index: int, latent: NDArray[np.float32] | None, resolution: int
+) -> NDArray[np.uint8]:
+    """The pixels of a sample that is what sample `index` must be.
+
+    Args:
+        data: the shard's bytes.
+        sample: where the sample lies in them.
+        index: the index in the split that it must bear.
+        latent: the latent that it must hold, shape (10,), or None where that is not known.
+        resolution: its side in pixels.
+
+    Raises:
+        BadSample: another key, another latent, a picture that does not decode (every chunk's CRC is checked, so any
+            altered byte of it shows) or is of another size.
+    """
+    if sample.key != key_of(index):
+        raise BadSample(f"misnumbered: holds {sample.key} where {key_of(index)} belongs")
+    picture, stored = (sample.members[ext] for ext in EXTENSIONS)
+    written = bytes(data[stored.offset : stored.offset + stored.size])
+    if latent is not None and written != npy_bytes(latent):
+        raise BadSample("latents differ from the split's latents")
+    encoded = bytes(data[picture.offset : picture.offset + picture.size])
+    try:
+        with Image.open(io.BytesIO(encoded)) as probe:
+            probe.verify()
+        pixels = decode(encoded)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise BadSample(f"picture does not decode: {error}") from None
+    if pixels.shape != (resolution, resolution, 3):
+        raise BadSample(f"picture has shape {pixels.shape}, expected {(resolution, resolution, 3)}")
+    return pixels
+
+
+def summarise(path: Path, start: int, latents: NDArray[np.float32], resolution: int) -> ShardSummary:
+    """Read a finished shard whole and check every sample of it.
+
+    Args:
+        path: the shard.
+        start: the index of its first sample in the split.
+        latents: the latents of its samples, shape (n, 10).
+        resolution: the pictures' side in pixels.
+
+    Raises:
+        BadSample: samples missing or too many, no end marker, or a sample that `check_sample` refuses.
+    """
+    sums = np.zeros(3, np.int64)
+    squares = np.zeros(3, np.int64)
+    offsets = []
+    with map_file(path) as data:
+        end = 0
+        for i, sample in enumerate(scan_samples(data, EXTENSIONS)):
+            if i >= len(latents):
+                raise BadSample(f"holds more than the {len(latents)} samples that belong in it")
+            pixels = check_sample(data, sample, start + i, latents[i], resolution)
+            # The squares of uint8 fit uint16; their sum over a picture needs 64 bits.
+            sums += pixels.sum(axis=(0, 1), dtype=np.int64)
+            squares += np.square(pixels.astype(np.uint16)).sum(axis=(0, 1), dtype=np.int64)
+            offsets.append(tuple((m.offset, m.size) for m in sample.members.values()))
+            end = sample.end
+        if len(offsets) < len(latents):
+            raise BadSample(f"holds {len(offsets)} whole samples of {len(latents)}")
+        if bytes(data[end:]) != END:
+            raise BadSample("does not end as a whole archive does")
+        digest = hashlib.sha256(data).hexdigest()
+        size = len(data)
+    r, g, b = (int(x) for x in sums)
+    r2, g2, b2 = (int(x) for x in squares)
+    return ShardSummary(len(offsets), size, digest, tuple(offsets), (r, g, b), (r2, g2, b2))

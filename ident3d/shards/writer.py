@@ -1,0 +1,93 @@
+"""Writing one shard, sample by sample, so that a kill at any moment costs the sample in flight and no more."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ident3d.files import npy_bytes, sync_folder
+from ident3d.shards.summary import EXTENSIONS, BadSample, check_sample, map_file
+from ident3d.shards.tar import END, key_of, member_bytes, scan_samples
+
+__all__ = ["ShardWriter", "part_path", "valid_prefix"]
+
+
+def part_path(path: Path) -> Path:
+    """Where a shard grows until it is whole: hidden, and not named `*.tar`, so no reader takes it for a shard."""
+    return path.with_name(f".{path.name}.part")
+
+
+def valid_prefix(path: Path, start: int, latents: NDArray[np.float32], resolution: int) -> tuple[int, int]:
+    """How much of a partly written shard can be kept: (samples, bytes). (0, 0) where the file is absent."""
+    count = end = 0
+    if not path.exists():
+        return count, end
+    with map_file(path) as data:
+        for i, sample in enumerate(scan_samples(data, EXTENSIONS)):
+            if i >= len(latents):
+                break
+            try:
+                check_sample(data, sample, start + i, latents[i], resolution)
+            except BadSample:
+                break
+            count, end = i + 1, sample.end
+    return count, end
+
+
+class ShardWriter:
+    """Appends samples to a shard that appears under its final name only when whole.
+
+    Opening goes on where an earlier writer of the same shard stopped: whole and correct samples are kept, the rest is
+    cut off. Each sample is one write to the operating system, so a killed process leaves no more than one torn sample.
+
+    Args:
+        path: the final name, `.../train-000000.tar`.
+        start: the index of its first sample in the split.
+        latents: the latents of its samples, shape (n, 10).
+        resolution: the pictures' side in pixels.
+
+    Attributes:
+        done: how many samples are in place.
+    """
+
+    def __init__(self, path: Path, start: int, latents: NDArray[np.float32], resolution: int) -> None:
+        self.path = path
+        self.start = start
+        self.latents = latents
+        self.part = part_path(path)
+        self.done, end = valid_prefix(self.part, start, latents, resolution)
+        self._fd = os.open(self.part, os.O_WRONLY | os.O_CREAT, 0o644)
+        os.ftruncate(self._fd, end)
+        os.lseek(self._fd, end, os.SEEK_SET)
+
+    def append(self, picture: bytes) -> None:
+        """Append the next sample's encoded picture, with its latents."""
+        key = key_of(self.start + self.done)
+        members = (picture, npy_bytes(self.latents[self.done]))
+        blocks = [member_bytes(f"{key}.{ext}", data) for ext, data in zip(EXTENSIONS, members, strict=True)]
+        self._write(b"".join(blocks))
+        self.done += 1
+
+    def finish(self) -> None:
+        """End the archive and give it its final name."""
+        if self.done != len(self.latents):
+            raise ValueError(f"{self.path.name} holds {self.done} samples of {len(self.latents)}")
+        self._write(END)
+        os.fsync(self._fd)
+        self.close()
+        os.replace(self.part, self.path)
+        sync_folder(self.path.parent)
+
+    def close(self) -> None:
+        """Release the file; what is in it stays for the next writer."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
