@@ -1,1 +1,4 @@
-"""Scenes as data: TOML specs and the meshes that they name. `ident3d.scenes` reads them; README.md explains the keys."""
+"""Scenes as data: TOML specs and the meshes that they name.
+
+`ident3d.scenes` reads them; README.md explains the keys.
+"""

@@ -20,28 +20,39 @@ if TYPE_CHECKING:
     from ident3d.scene import SceneParams, SceneSpec, scene_params
     from ident3d.scenes import bundled_scenes, load_scene
 
-_HOME = {
-    "Ident3D": "datasets.ident3d",
-    "Ident3DStream": "datasets.streaming",
-    "BusyError": "errors",
-    "DatasetError": "errors",
-    "Ident3DError": "errors",
-    "RenderError": "errors",
-    "SpecError": "errors",
-    "FACTORS": "factors",
-    "Factor": "factors",
-    "Factors": "factors",
-    "RenderOptions": "render.dataset",
-    "render_dataset": "render.dataset",
-    "render_latents": "render.pictures",
-    "SceneParams": "scene",
-    "SceneSpec": "scene",
-    "scene_params": "scene",
-    "bundled_scenes": "scenes",
-    "load_scene": "scenes",
-}
+__all__ = [
+    "__version__",
+    "bundled_scenes",
+    "BusyError",
+    "DatasetError",
+    "Factor",
+    "FACTORS",
+    "Factors",
+    "Ident3D",
+    "Ident3DError",
+    "Ident3DStream",
+    "load_scene",
+    "render_dataset",
+    "render_latents",
+    "RenderError",
+    "RenderOptions",
+    "scene_params",
+    "SceneParams",
+    "SceneSpec",
+    "SpecError",
+]
 
-__all__ = ["__version__", *_HOME]  # noqa: PLE0604
+_HOMES = {
+    "datasets.ident3d": ("Ident3D",),
+    "datasets.streaming": ("Ident3DStream",),
+    "errors": ("BusyError", "DatasetError", "Ident3DError", "RenderError", "SpecError"),
+    "factors": ("FACTORS", "Factor", "Factors"),
+    "render.dataset": ("RenderOptions", "render_dataset"),
+    "render.pictures": ("render_latents",),
+    "scene": ("SceneParams", "SceneSpec", "scene_params"),
+    "scenes": ("bundled_scenes", "load_scene"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -197,11 +197,12 @@ Command = (
 def main(args: list[str] | None = None) -> None:
     """Run one command; exit status 2 for a user's mistake, 130 for Ctrl-C."""
     try:
-        command = tyro.cli(
-            OmitSubcommandPrefixes[Command],  # type: ignore[valid-type]
+        command: Command = tyro.cli(
+            Command,
             prog="ident3d",
             description="Image datasets whose generating factors are known exactly.",
             args=args,
+            config=(OmitSubcommandPrefixes,),
         )
         status = command.run()
     except Ident3DError as error:

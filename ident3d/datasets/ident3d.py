@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["Ident3D", "to_tensor"]
 
 Transform = Callable[[Any], Any]
+Array = np.ndarray[Any, Any]
 
 
-def to_tensor(pixels: UInt8[np.ndarray, "height width 3"]) -> UInt8[Tensor, "3 height width"]:
+def to_tensor(pixels: UInt8[Array, "height width 3"]) -> UInt8[Tensor, "3 height width"]:
     """Pixels as a torch picture: channels first, uint8, the same memory."""
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
@@ -78,7 +79,7 @@ class Ident3D(Dataset[tuple[Any, Any]]):
             raise DatasetError(f"{self.root}: no split {split!r}; it has {have}")
         self.factors: Factors = self.manifest.factor_table.select(factors)
         self._reader = SplitReader(self.root / split, self.entry)
-        self.latents: Float[np.ndarray, "samples factors"] = self._load_latents()
+        self.latents: Float[Array, "samples factors"] = self._load_latents()
 
     @property
     def entry(self) -> SplitEntry:
@@ -95,7 +96,7 @@ class Ident3D(Dataset[tuple[Any, Any]]):
         """Standard deviation over all pixels of the split per channel, in [0, 1]."""
         return self.entry.std
 
-    def _load_latents(self) -> Float[np.ndarray, "samples factors"]:
+    def _load_latents(self) -> Float[Array, "samples factors"]:
         path = self.root / self.split / "latents.npy"
         try:
             stored = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -134,7 +135,9 @@ class Ident3D(Dataset[tuple[Any, Any]]):
             return to_tensor(decode(data))
         except (OSError, SyntaxError, ValueError) as error:
             where = self._reader.where(index)
-            raise DatasetError(f"{where}: the picture does not decode ({error}); run `ident3d verify --repair`") from None
+            raise DatasetError(
+                f"{where}: the picture does not decode ({error}); run `ident3d verify --repair`"
+            ) from None
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

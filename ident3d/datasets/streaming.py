@@ -42,7 +42,7 @@ class Ident3DStream(IterableDataset[tuple[Any, Any]]):
         self.seed = seed
         self.buffer = buffer
         # In shared memory, so that persistent workers see a change made in the main process.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     @property
     def epoch(self) -> int:

@@ -226,15 +226,14 @@ def _add_material(thing: Any, spec: ObjectSpec | GroundSpec) -> tuple[Any, ...]:
     gloss.distribution = "BECKMANN"
     gloss.inputs["Color"].default_value = (0.8, 0.8, 0.8, 1.0)
     gloss.inputs["Roughness"].default_value = math.sqrt(spec.roughness)
-    surface = None
-    for extra, first, second in ((0.2, diffuse, sheen), (0.0, None, gloss)):
+    surface: Any = diffuse
+    for extra, layer in ((0.2, sheen), (0.0, gloss)):
         fresnel, mix = new("ShaderNodeFresnel"), new("ShaderNodeMixShader")
         fresnel.inputs["IOR"].default_value = spec.ior + extra
         link(fresnel.outputs[0], mix.inputs[0])
-        link((first or surface).outputs[0], mix.inputs[1])
-        link(second.outputs[0], mix.inputs[2])
+        link(surface.outputs[0], mix.inputs[1])
+        link(layer.outputs[0], mix.inputs[2])
         surface = mix
-    assert surface is not None
     link(surface.outputs[0], new("ShaderNodeOutputMaterial").inputs["Surface"])
     thing.data.materials.append(material)
     return diffuse.inputs["Color"], sheen.inputs["Color"]

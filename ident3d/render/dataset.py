@@ -88,7 +88,9 @@ class RenderOptions:
         samples = self.samples if latents is None else len(latents)
         assert samples is not None
         if self.samples not in (None, samples):
-            raise SpecError(f"samples = {self.samples}, but {self.latents} holds {samples} latents; give one of the two")
+            raise SpecError(
+                f"samples = {self.samples}, but {self.latents} holds {samples} latents; give one of the two"
+            )
         return RenderPlan(
             scene=scene.spec.name,
             scene_digest=scene.digest,

@@ -16,7 +16,7 @@ from ident3d._version import __version__
 from ident3d.errors import SpecError
 from ident3d.files import npy_bytes, write_atomic, write_json
 from ident3d.render.folder import RenderFolder
-from ident3d.render.plan import RenderPlan, ShardJob
+from ident3d.render.plan import SPLITS, RenderPlan, ShardJob
 from ident3d.scenes import Scene
 from ident3d.schema import from_plain, to_plain
 from ident3d.shards.card import card_text
@@ -113,7 +113,7 @@ def finish_split(
     )
     splits = {**base.splits, plan.split: entry}
     # In the order train, val, test whatever was rendered first: the bytes depend on what is there alone.
-    ordered = {name: splits[name] for name in ("train", "val", "test") if name in splits}
+    ordered = {name: splits[name] for name in SPLITS if name in splits}
     manifest = dataclasses.replace(base, splits=ordered)
     write_atomic(folder.root / "README.md", card_text(manifest).encode())
     write_manifest(folder.root, manifest)

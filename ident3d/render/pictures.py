@@ -71,15 +71,18 @@ def render_latents(
         return np.asarray(np.load(out), dtype=np.uint8)
 
 
-def _render(
-    latents: NDArray[np.float32], setup: Setup, seed: int, out: Path, folder: Path, python: str | None
-) -> None:
+def _render(latents: NDArray[np.float32], setup: Setup, seed: int, out: Path, folder: Path, python: str | None) -> None:
     shape = (len(latents), setup.resolution, setup.resolution, 3)
     np.lib.format.open_memmap(out, mode="w+", dtype=np.uint8, shape=shape).flush()  # type: ignore[no-untyped-call]
     worker = WorkerProcess(blender_python(python), setup, folder / "worker.log")
     try:
         for i, latent in enumerate(latents):
-            command: dict[str, Any] = {"out": str(out), "index": i, "latent": latent.tolist(), "seed": (seed + i) % 2**31}
+            command: dict[str, Any] = {
+                "out": str(out),
+                "index": i,
+                "latent": latent.tolist(),
+                "seed": (seed + i) % 2**31,
+            }
             worker.send({"picture": command})
             for _ in worker.until("picture"):
                 pass

@@ -3,6 +3,7 @@ not there."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -161,10 +162,8 @@ class WorkerProcess:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                try:
+                with contextlib.suppress(BrokenPipeError):
                     pipe.close()
-                except BrokenPipeError:
-                    pass
 
     def _died(self) -> WorkerDied:
         status = self._process.wait()
@@ -172,7 +171,9 @@ class WorkerProcess:
         if status < 0:
             how = f"of signal {signal.Signals(-status).name}"
         words = " ".join(_last_lines(self.log))
-        return WorkerDied(f"the render worker ({shlex.quote(self.python)}) died {how}; its log {self.log} ends: {words}")
+        return WorkerDied(
+            f"the render worker ({shlex.quote(self.python)}) died {how}; its log {self.log} ends: {words}"
+        )
 
     def _error(self, event: dict[str, Any]) -> Exception:
         message = event["message"]

@@ -152,7 +152,9 @@ class _SplitRepair:
             )
         latents = np.stack([rows[i] for i in range(self.plan.samples)])
         if array_sha256(latents) != self.plan.latents:
-            raise DatasetError(f"{self.target}/latents.npy is damaged, and so are the shards' copies; restore that file")
+            raise DatasetError(
+                f"{self.target}/latents.npy is damaged, and so are the shards' copies; restore that file"
+            )
         return latents
 
     def render(self, shards: list[int], work: Path, *, salvage: bool) -> Iterator[str]:

@@ -62,7 +62,8 @@ def _load_package() -> None:
     spec = importlib.util.spec_from_file_location(
         "ident3d", folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["ident3d"] = module
     spec.loader.exec_module(module)
@@ -120,9 +121,9 @@ class _Session:
     def shard(self, fields: dict[str, Any]) -> None:
         import numpy as np
 
+        from ident3d.files import write_json
         from ident3d.render.draws import cycles_seeds
         from ident3d.render.plan import ShardJob
-        from ident3d.files import write_json
         from ident3d.scene import scene_params
         from ident3d.schema import to_plain
         from ident3d.shards.salvage import good_pictures

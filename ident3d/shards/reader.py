@@ -106,10 +106,7 @@ class SplitReader:
         offset, size = self._index[index].tolist()
         shard = index // self.split.shard_size
         fd = self._files.get(shard)
-        if fd is not None:
-            data = os.pread(fd, size, offset)
-        else:
-            data = self._first_read(shard, size, offset)
+        data = self._first_read(shard, size, offset) if fd is None else os.pread(fd, size, offset)
         if len(data) != size:
             raise DatasetError(f"{self.where(index)}: the shard is truncated; run `ident3d verify --repair`")
         return data

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,7 @@ def verify_dataset(root: Path, *, quick: bool = False, quiet: bool = True) -> li
     manifest = read_manifest(root)
     problems = _scene_problems(root, manifest)
     total = sum(len(split.shards) for split in manifest.splits.values())
+    bar: tqdm[Any]
     with tqdm(total=total, unit="shard", disable=True if quiet else None) as bar:
         for name in manifest.splits:
             problems += _split_problems(root, manifest, name, quick, bar)
@@ -91,7 +93,7 @@ def _scene_problems(root: Path, manifest: Manifest) -> list[Problem]:
     return []
 
 
-def _split_problems(root: Path, manifest: Manifest, split: str, quick: bool, bar: tqdm[None]) -> Iterator[Problem]:
+def _split_problems(root: Path, manifest: Manifest, split: str, quick: bool, bar: tqdm[Any]) -> Iterator[Problem]:
     entry = manifest.splits[split]
     for name, expected in (("latents.npy", entry.latents_sha256), ("index.npy", entry.index_sha256)):
         path = root / split / name
@@ -156,4 +158,3 @@ def _sample_problems(
             check_sample(data, found[place], index, None if latents is None else latents[index], resolution)
         except BadSample as error:
             yield index, str(error)
-

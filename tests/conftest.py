@@ -1,0 +1,47 @@
+"""Fixtures that several modules use: the material beside the project, a fabricated dataset, a rendered one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from jaxtyping import install_import_hook
+
+# Shapes in annotations are checked at run time, in the tests only. Before the first import of these modules.
+install_import_hook(["ident3d.datasets", "ident3d.figures"], "beartype.beartype")
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if find_spec("bpy") is None and not os.environ.get("IDENT3D_BLENDER_PYTHON"):
+        skip = pytest.mark.skip(reason=f"Blender is absent: {sys.executable} has no bpy")
+        for item in items:
+            if item.get_closest_marker("render"):
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def reference_renders() -> Path:
+    """Pictures that the released generator made, where they are at hand."""
+    folder = SHARED / "reference" / "renders"
+    if not folder.is_dir():
+        pytest.skip(f"{folder.name}: pictures of the released generator are not beside the project")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real dataset: 12 + 4 pictures of 32 px in shards of 4. Read it, never write into it."""
+    from ident3d import RenderOptions, render_dataset
+
+    root = tmp_path_factory.mktemp("rendered") / "data"
+    for split, samples in (("train", 12), ("test", 4)):
+        render_dataset(
+            RenderOptions(root, samples, split=split, seed=7, resolution=32, quality="draft", shard_size=4, quiet=True)
+        )
+    return root
