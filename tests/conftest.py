@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from importlib.util import find_spec
+from collections.abc import Callable
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -45,3 +47,27 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
             RenderOptions(root, samples, split=split, seed=7, resolution=32, quality="draft", shard_size=4, quiet=True)
         )
     return root
+
+
+@pytest.fixture(scope="session")
+def make_dataset() -> Callable[..., Path]:
+    """The function of `tests/data/make_dataset.py`, which fabricates a dataset without Blender."""
+    spec = spec_from_file_location("make_dataset", ROOT / "tests" / "data" / "make_dataset.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: Callable[..., Path] = module.make_dataset
+    return made
+
+
+@pytest.fixture(scope="session")
+def fabricated(tmp_path_factory: pytest.TempPathFactory, make_dataset: Callable[..., Path]) -> Path:
+    """A valid dataset of made-up pictures: 24 + 6 of 16 px in shards of 5. Read it, never write into it."""
+    return make_dataset(tmp_path_factory.mktemp("fabricated") / "data")
+
+
+@pytest.fixture
+def damaged(fabricated: Path, tmp_path: Path) -> Path:
+    """A copy of `fabricated` to be damaged."""
+    return shutil.copytree(fabricated, tmp_path / "damaged")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,16 +13,16 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from ident3d.errors import DatasetError, RenderError, SpecError
 from ident3d.render.executors import run_local
 from ident3d.render.finish import finish_split, finished_summary, save_scene
 from ident3d.render.folder import RenderFolder
-from ident3d.render.latents import DRAWN, array_sha256, load_user_latents, split_latents
+from ident3d.render.latents import DRAWN, array_sha256, load_user_latents, write_latents
 from ident3d.render.plan import RenderPlan, ShardJob, auto_shard_size
 from ident3d.render.process import WorkerProcess, blender_python
+from ident3d.render.progress import Progress
 from ident3d.render.quality import quality
 from ident3d.render.worker import Setup
 from ident3d.scenes import Scene, load_scene
@@ -124,6 +125,11 @@ def _count_workers(workers: str | int) -> int | None:
     return count
 
 
+def least_bytes(resolution: int) -> int:
+    """What a sample takes on disk at the very least: two tar headers, the latents, a quarter byte a pixel."""
+    return 3 * 512 + resolution**2 // 4
+
+
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -163,8 +169,7 @@ def render_dataset(options: RenderOptions) -> Manifest:
         return manifest
     folder.create()
     with folder.lock() as lock, _disk_errors(options.out):
-        latents = split_latents(plan.seed, plan.split, plan.samples, scene.spec, given)
-        return _Render(options, scene, plan, latents, folder, python, lock).run()
+        return _Render(options, scene, plan, given, folder, python, lock).run()
 
 
 def _already_done(folder: RenderFolder, plan: RenderPlan) -> Manifest | None:
@@ -186,12 +191,12 @@ class _Render:
         options: RenderOptions,
         scene: Scene,
         plan: RenderPlan,
-        latents: NDArray[np.float32],
+        given: NDArray[np.float32] | None,
         folder: RenderFolder,
         python: str,
         lock: int,
     ) -> None:
-        self.options, self.scene, self.plan, self.latents = options, scene, plan, latents
+        self.options, self.scene, self.plan, self.given = options, scene, plan, given
         self.folder, self.python, self.lock = folder, python, lock
         self.workers = _count_workers(options.workers) or cores()
         self.setup = Setup(
@@ -221,7 +226,7 @@ class _Render:
         if missing:
             raise RenderError(f"{missing[0]}: damaged since it was written; run the same command to render it again")
         whole = [summary for summary in summaries if summary is not None]
-        return finish_split(self.folder, self.scene, self.plan, self.latents, whole)
+        return finish_split(self.folder, self.scene, self.plan, whole)
 
     def prepare(self) -> list[ShardJob]:
         """Everything that workers and later calls need, on disk before the first picture."""
@@ -229,8 +234,18 @@ class _Render:
         save_scene(self.folder.root, self.scene)
         target, work = self.folder.root / self.plan.split, self.folder.work(self.plan.split)
         target.mkdir(exist_ok=True)
-        np.save(work / "latents.npy", self.latents)
+        self.latents = write_latents(work / "latents.npy", self.plan, self.scene.spec, self.given)
         return [ShardJob.of(self.plan, k, target, work) for k in range(self.plan.shards)]
+
+    def check_disk(self, pictures: int) -> None:
+        """Refuse what cannot fit, rather than find out after days."""
+        need = pictures * least_bytes(self.plan.resolution)
+        free = shutil.disk_usage(self.folder.root).free
+        if need > free:
+            raise RenderError(
+                f"{self.folder.root}: {pictures:,} pictures need at least {need / 1e9:,.3g} GB, "
+                f"{free / 1e9:,.3g} GB are free; make room or render fewer"
+            )
 
     def summary(self, job: ShardJob) -> ShardSummary | None:
         return finished_summary(job, self.latents, self.plan.resolution)
@@ -238,26 +253,21 @@ class _Render:
     def render(self, jobs: list[ShardJob], first: WorkerProcess) -> None:
         """Render every shard that is not in place yet, with a progress bar."""
         todo = [job for job in jobs if self.summary(job) is None]
-        stored = self.plan.samples - sum(job.stop - job.start for job in todo)
-        done: dict[int, int] = {}
-        quiet = True if self.options.quiet else None  # None: silent unless stderr is a terminal
-        with tqdm(total=self.plan.samples, initial=stored, unit="picture", disable=quiet, smoothing=0.05) as bar:
+        missing = sum(job.stop - job.start for job in todo)
+        stored = self.plan.samples - missing
+        self.check_disk(missing)
+        with Progress(self.plan.samples, stored, quiet=self.options.quiet) as progress:
 
             def on_event(event: dict[str, Any]) -> None:
                 if event["event"] == "picture":
-                    job = jobs[event["shard"]]
-                    before, now = done.get(job.shard, 0), event["index"] - job.start + 1
-                    done[job.shard] = max(before, now)
-                    if event["kept"]:
-                        bar.initial += 1  # found, not rendered: it must not count as speed
-                    bar.update(done[job.shard] - before)
+                    start = jobs[event["shard"]].start
+                    progress.picture(event["shard"], event["index"] - start, kept=event["kept"])
 
             try:
                 failures = run_local(todo, self.workers, first, self.spawn, on_event)
             except KeyboardInterrupt:
-                count = stored + sum(done.values())
                 raise Interrupted(
-                    f"interrupted: {count} of {self.plan.samples} pictures are stored in {self.folder.root}; "
+                    f"interrupted: {progress.done} of {self.plan.samples} pictures are stored in {self.folder.root}; "
                     "run the same command to go on"
                 ) from None
         if failures:

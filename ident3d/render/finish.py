@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,15 +67,10 @@ def save_scene(root: Path, scene: Scene) -> None:
     write_atomic(folder / scene.mesh_path.name, scene.mesh_path.read_bytes())
 
 
-def split_entry(
-    plan: RenderPlan, folder: Path, latents: NDArray[np.float32], summaries: Sequence[ShardSummary]
-) -> SplitEntry:
-    """Write a split's latents.npy and index.npy into its folder; returns its entry for the manifest."""
-    digests = {}
-    for name, array in (("latents", latents), ("index", index_array(summaries))):
-        data = npy_bytes(array)
-        write_atomic(folder / f"{name}.npy", data)
-        digests[name] = hashlib.sha256(data).hexdigest()
+def split_entry(plan: RenderPlan, folder: Path, work: Path, summaries: Sequence[ShardSummary]) -> SplitEntry:
+    """Put latents.npy (from the folder `work`) and index.npy into a split's folder; returns its manifest entry."""
+    os.replace(work / "latents.npy", folder / "latents.npy")
+    write_atomic(folder / "index.npy", npy_bytes(index_array(summaries)))
     mean, std = pixel_statistics(summaries, plan.resolution)
     shards = [ShardEntry(shard_name(plan.split, k), s.samples, s.bytes, s.sha256) for k, s in enumerate(summaries)]
     return SplitEntry(
@@ -83,8 +78,8 @@ def split_entry(
         shard_size=plan.shard_size,
         seed=plan.seed,
         latents=plan.latents,
-        latents_sha256=digests["latents"],
-        index_sha256=digests["index"],
+        latents_sha256=file_sha256(folder / "latents.npy"),
+        index_sha256=file_sha256(folder / "index.npy"),
         mean=mean,
         std=std,
         shards=tuple(shards),
@@ -95,11 +90,10 @@ def finish_split(
     folder: RenderFolder,
     scene: Scene,
     plan: RenderPlan,
-    latents: NDArray[np.float32],
     summaries: Sequence[ShardSummary],
 ) -> Manifest:
     """Write all that makes finished shards a dataset, the manifest last, and clear the split's working files."""
-    entry = split_entry(plan, folder.root / plan.split, latents, summaries)
+    entry = split_entry(plan, folder.root / plan.split, folder.work(plan.split), summaries)
     base = folder.manifest() or Manifest(
         format=FORMAT,
         name=plan.scene,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ident3d.errors import SpecError
+from ident3d.factors import FACTORS
 from ident3d.render.draws import draw_latents
+from ident3d.render.plan import RenderPlan
 from ident3d.scene import SceneSpec, check_latents
 
-__all__ = ["DRAWN", "array_sha256", "load_user_latents", "split_latents"]
+__all__ = ["DRAWN", "array_sha256", "load_user_latents", "write_latents"]
+
+Latents = NDArray[np.float32]
 
 DRAWN = "drawn"
+PIECE = 1_000_000
 
 
 def array_sha256(array: NDArray[Any]) -> str:
@@ -46,8 +52,22 @@ def load_user_latents(path: Path, spec: SceneSpec) -> NDArray[np.float32]:
     return u
 
 
-def split_latents(
-    seed: int, split: str, samples: int, spec: SceneSpec, given: NDArray[np.float32] | None
-) -> NDArray[np.float32]:
-    """All latents of a split, float32 (samples, 10): the given ones, else drawn."""
-    return draw_latents(seed, split, 0, samples, spec.frozen) if given is None else given
+def write_latents(path: Path, plan: RenderPlan, spec: SceneSpec, given: Latents | None) -> Latents:
+    """Write all latents of a split to a .npy, the given ones or else drawn; returns it mapped, float32 (samples, 10).
+
+    Drawn ones are made and written piece by piece: a split can be larger than memory.
+    """
+    with open(path, "wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (plan.samples, len(FACTORS))}
+        np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
+        for start in range(0, plan.samples, PIECE):
+            stop = min(plan.samples, start + PIECE)
+            file.write((drawn(plan, spec, start, stop) if given is None else given[start:stop]).tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+    return np.asarray(np.load(path, mmap_mode="r"))
+
+
+def drawn(plan: RenderPlan, spec: SceneSpec, start: int, stop: int) -> Latents:
+    """The drawn latents of samples start to stop - 1 of a plan."""
+    return draw_latents(plan.seed, plan.split, start, stop, spec.frozen)

@@ -100,6 +100,7 @@ class WorkerProcess:
         flags = [] if python == sys.executable else ["-E"]
         worker = Path(__file__).with_name("worker.py")
         with open(log, "ab") as sink:
+            self._log_start = sink.tell()
             self._process = subprocess.Popen(
                 [python, *flags, str(worker)],
                 stdin=subprocess.PIPE,
@@ -170,9 +171,9 @@ class WorkerProcess:
         how = f"with status {status}"
         if status < 0:
             how = f"of signal {signal.Signals(-status).name}"
-        words = " ".join(_last_lines(self.log))
+        words = " ".join(_last_lines(self.log, self._log_start)) or "nothing"
         return WorkerDied(
-            f"the render worker ({shlex.quote(self.python)}) died {how}; its log {self.log} ends: {words}"
+            f"the render worker ({shlex.quote(self.python)}) died {how}; its log {self.log} says: {words}"
         )
 
     def _error(self, event: dict[str, Any]) -> Exception:
@@ -183,12 +184,16 @@ class WorkerProcess:
             return SpecError(message)
         if event["kind"] == "os":
             return RenderError(f"{message}; what is finished stays: make room, then run the same command to go on")
+        if event["kind"] == "render":
+            return RenderError(message)
         return RenderError(f"rendering failed: {event['type']}: {message}; log: {self.log}")
 
 
-def _last_lines(path: Path, count: int = 3) -> list[str]:
+def _last_lines(path: Path, start: int, count: int = 3) -> list[str]:
+    """The last lines of a log, of those that this process wrote."""
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        data = path.read_bytes()
     except OSError:
         return []
-    return [line for line in lines if line.strip()][-count:]
+    text = data[start if start <= len(data) else 0 :].decode(errors="replace")
+    return [line for line in text.splitlines() if line.strip()][-count:]

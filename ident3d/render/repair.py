@@ -21,7 +21,7 @@ from ident3d.render.dataset import cores
 from ident3d.render.executors import run_local
 from ident3d.render.finish import split_entry
 from ident3d.render.folder import RenderFolder, plan_of
-from ident3d.render.latents import DRAWN, array_sha256, split_latents
+from ident3d.render.latents import DRAWN, array_sha256, write_latents
 from ident3d.render.plan import RenderPlan, ShardJob
 from ident3d.render.process import WorkerProcess, blender_python
 from ident3d.render.worker import Setup
@@ -93,16 +93,16 @@ class _SplitRepair:
 
     def run(self) -> list[str]:
         lines = list(self.remove_left_over())
-        latents = self.latents()
         damaged = sorted({p.shard for p in self.problems if p.shard is not None})
         with tempfile.TemporaryDirectory(dir=self.folder.hidden) as name:
             work = Path(name)
-            np.save(work / "latents.npy", latents)
+            given = self.given_latents()
+            latents = write_latents(work / "latents.npy", self.plan, self.spec, given)
             for salvage in (True, False):
                 wrong = [k for k in damaged if not self.intact(k)]
                 if wrong:
                     lines += self.render(wrong, work, salvage=salvage)
-        lines += self.settle(latents)
+            lines += self.settle(latents, work)
         for shard in damaged:
             self.damaged_path(shard).unlink(missing_ok=True)
         return lines
@@ -124,13 +124,12 @@ class _SplitRepair:
                 os.replace(path, path.with_name(path.name + ".left-over"))
                 yield f"{p.file}: renamed to {path.name}.left-over"
 
-    def latents(self) -> NDArray[np.float32]:
-        """The split's latents: as stored, or drawn again, or collected from the shards."""
+    def given_latents(self) -> NDArray[np.float32] | None:
+        """The user's own latents, as stored or else collected from the shards; None where they were drawn."""
+        if self.plan.latents == DRAWN:
+            return None
         stored = load_latents(self.folder.root, self.manifest, self.split)
-        if stored is not None:
-            return stored
-        given = None if self.plan.latents == DRAWN else self.latents_from_shards()
-        return split_latents(self.plan.seed, self.split, self.plan.samples, self.spec, given)
+        return self.latents_from_shards() if stored is None else stored
 
     def latents_from_shards(self) -> NDArray[np.float32]:
         rows: dict[int, NDArray[np.float32]] = {}
@@ -202,14 +201,14 @@ class _SplitRepair:
             threads=1,
         )
 
-    def settle(self, latents: NDArray[np.float32]) -> Iterator[str]:
+    def settle(self, latents: NDArray[np.float32], work: Path) -> Iterator[str]:
         """Put latents, index and manifest in order with the shards as they are now."""
         entry = self.manifest.splits[self.split]
         for name in ("latents.npy", "index.npy"):
             if any(p.file == f"{self.split}/{name}" for p in self.problems):
                 yield f"{self.split}/{name}: written again"
         if all(self.intact(k) for k in range(self.plan.shards)):
-            write_atomic(self.target / "latents.npy", npy_bytes(latents))
+            os.replace(work / "latents.npy", self.target / "latents.npy")
             write_atomic(self.target / "index.npy", npy_bytes(rebuild_index(self.target, entry)))
             return
         summaries: list[ShardSummary] = []
@@ -217,7 +216,7 @@ class _SplitRepair:
             start, stop = self.plan.bounds(shard)
             path = self.target / shard_name(self.split, shard)
             summaries.append(summarise(path, start, latents[start:stop], self.plan.resolution))
-        changed = split_entry(self.plan, self.target, latents, summaries)
+        changed = split_entry(self.plan, self.target, work, summaries)
         splits = {**self.manifest.splits, self.split: changed}
         write_manifest(self.folder.root, dataclasses.replace(self.manifest, splits=splits))
         yield f"{self.split}: this machine renders other bytes than the first one did; the manifest has them now"

@@ -9,6 +9,7 @@ Events: `ready`, `picture` after each picture, `shard` after each shard, `error`
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import json
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from ident3d.scene import SceneSpec
 
 __all__ = ["Setup", "main"]
+
+MAX_LOG_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,7 @@ class _Session:
                     pixels = self.renderer.render(scene_params(self.spec, latents[i]), int(seeds[i]))
                     picture = encode_png(pixels)
                 writer.append(picture)
+                _bound_log()
                 self.send("picture", index=job.start + i, kept=i in kept)
             writer.finish()
         finally:
@@ -178,11 +182,17 @@ def encode_png(pixels: Any) -> bytes:
     return buffer.getvalue()
 
 
+def _bound_log() -> None:
+    """Blender prints kilobytes a picture: start the log again when it has grown large."""
+    if os.fstat(2).st_size > MAX_LOG_BYTES:
+        os.ftruncate(2, 0)
+
+
 def _describe(error: BaseException) -> dict[str, Any]:
     """An error as an event: its kind decides which exception the parent raises."""
-    from ident3d.errors import SpecError
+    from ident3d.errors import RenderError, SpecError
 
-    kind = "render"
+    kind = "render" if isinstance(error, RenderError) else "defect"
     if isinstance(error, ImportError):
         kind = "import"
     elif isinstance(error, SpecError):
@@ -213,9 +223,10 @@ def main() -> None:
             else:
                 session.picture(command["picture"])
     except Exception as error:
-        traceback.print_exc()
         events.write(json.dumps(_describe(error)) + "\n")
         events.flush()
+        with contextlib.suppress(OSError):  # the log may be on the disk that is full
+            traceback.print_exc()
         # Not sys.exit: Blender can crash while it tears itself down.
         os._exit(1)
 

@@ -1,0 +1,56 @@
+# `make demo` and `make test` do everything on a fresh Debian or Ubuntu machine with Python 3.11.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN = $(VENV)/bin
+OUT ?= demo
+SHELL = /bin/bash
+.SHELLFLAGS = -eu -o pipefail -c
+.PHONY: demo test check system clean
+
+# What Blender's Python module loads: file names for ldconfig, Debian's package names for apt-get.
+SHARED_OBJECTS = libX11.so.6 libXrender.so.1 libXfixes.so.3 libXi.so.6 libxkbcommon.so.0 libSM.so.6 libICE.so.6 libGL.so.1
+LIBRARIES = libx11-6 libxrender1 libxfixes3 libxi6 libxkbcommon0 libsm6 libice6 libgl1
+
+demo: $(VENV)/.demo
+	$(BIN)/ident3d render $(OUT)/64px --samples 256 --resolution 64
+	$(BIN)/ident3d render $(OUT)/224px --samples 8 --resolution 224
+	$(BIN)/ident3d verify $(OUT)/64px
+	$(BIN)/ident3d verify $(OUT)/224px
+	$(BIN)/python docs/examples/dataloader.py $(OUT)/64px
+	@echo "The pictures to look at:"
+	$(BIN)/ident3d figure contact $(OUT)/64px $(OUT)/contact-64px.png
+	$(BIN)/ident3d figure contact $(OUT)/224px $(OUT)/contact-224px.png --rows 2 --columns 4
+	$(BIN)/ident3d figure traversal $(OUT)/traversal.png
+
+test: $(VENV)/.test check
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+system:
+	@missing=$$(for so in $(SHARED_OBJECTS); do ldconfig -p | grep -qF "$$so " || echo "$$so"; done); \
+	[ -n "$(PYTHON)" ] && "$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	echo "absent:" $$missing; \
+	packages="$(LIBRARIES) python3 python3-venv"; \
+	if [ "$$(id -u)" = 0 ]; then apt-get update -q && apt-get install -yq $$packages; \
+	elif sudo -n true 2>/dev/null; then sudo apt-get update -q && sudo apt-get install -yq $$packages; \
+	else echo "as root: apt-get install $$packages"; exit 1; fi
+
+$(BIN)/python: | system
+	"$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+
+$(VENV)/.demo: setup.cfg pyproject.toml | $(BIN)/python
+	$(BIN)/pip install -q -e '.[render]'
+	touch $@
+
+$(VENV)/.test: setup.cfg pyproject.toml | $(BIN)/python
+	$(BIN)/pip install -q -e '.[render,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
