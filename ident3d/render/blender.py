@@ -241,8 +241,7 @@ def _add_material(thing: Any, spec: ObjectSpec | GroundSpec) -> tuple[Any, ...]:
 
 def _configure(scene: Any, settings: RenderSettings, resolution: int, threads: int) -> None:
     scene.render.engine = "CYCLES"
-    scene.world = bpy.data.worlds.new("black")
-    scene.world.color = (0.0, 0.0, 0.0)
+    scene.world = None  # black
     cycles = scene.cycles
     cycles.samples = settings.samples
     cycles.use_adaptive_sampling = False

@@ -7,6 +7,7 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -36,5 +37,5 @@ class Finder:
 
 sys.meta_path.insert(0, Finder)
 sys.argv = [WORKER]
-sys.path.insert(0, os.path.dirname(WORKER))
+sys.path.insert(0, str(Path(WORKER).parent))
 runpy.run_path(WORKER, run_name="__main__")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ident3d.render.finish import finish_split, save_scene
 from ident3d.render.folder import RenderFolder
-from ident3d.render.latents import DRAWN, array_sha256, split_latents
+from ident3d.render.latents import DRAWN, array_sha256, write_latents
 from ident3d.render.plan import RenderPlan
 from ident3d.render.quality import quality
 from ident3d.render.worker import encode_png
@@ -80,10 +80,10 @@ def make_dataset(
             blender="0.0.0 (none)",
         )
         folder.save_plan(plan)
-        u = split_latents(seed, split, count, found.spec, latents)
+        u = write_latents(folder.work(split) / "latents.npy", plan, found.spec, latents)
         (root / split).mkdir()
         summaries = [_write_shard(plan, shard, root / split, u) for shard in range(plan.shards)]
-        finish_split(folder, found, plan, u, summaries)
+        finish_split(folder, found, plan, summaries)
     return root
 
 
