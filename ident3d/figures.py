@@ -60,7 +60,7 @@ def contact_sheet(data: Ident3D, rows: int = 4, columns: int = 8) -> Figure:
         raise SpecError(f"rows = {rows}, columns = {columns}: expected 1 to 100")
     count = min(len(data), rows * columns)
     rows = -(-count // columns)
-    figure = Figure(figsize=(1.2 * columns, 1.55 * rows + 0.75), layout="constrained")
+    figure = Figure(figsize=(1.2 * columns, 1.55 * rows + 0.9), layout="constrained")
     ratios = [1.0, 0.24] * rows
     axes = figure.subplots(2 * rows, columns, height_ratios=ratios, squeeze=False)
     for ax in axes.flat:
@@ -79,7 +79,8 @@ def contact_sheet(data: Ident3D, rows: int = 4, columns: int = 8) -> Figure:
     m = data.manifest
     figure.suptitle(
         f"{m.name}, split {data.split}: {count} of {len(data):,} samples, {m.resolution} px, quality {m.quality}\n"
-        f"bars: latents from 0 to 1, in the order {', '.join(data.factors.names)}",
+        f"bars: latents from 0 to 1, in the order {', '.join(data.factors.names)}\n"
+        "(blue: position, orange: rotation, green: light, purple: hue)",
         fontsize=8,
     )
     return figure
@@ -142,5 +143,7 @@ def latent_traversal(
         axes[0, j].set_title(f"{factor.name}\n{span}\n{factor.unit}", fontsize=7)
     for i, value in enumerate(values):
         axes[i, 0].set_ylabel(f"u = {value:.2f}", fontsize=7)
-    figure.suptitle(f"{spec.name}: one factor a column, all others held at u = {at:g}", fontsize=9)
+    held = [f"{spec.factor_table[column].name} at {u:g}" for column, u in spec.frozen.items()]
+    always = f" (the scene holds {', '.join(held)})" if held else ""
+    figure.suptitle(f"{spec.name}: one factor a column, all others held at u = {at:g}{always}", fontsize=9)
     return figure

