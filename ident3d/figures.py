@@ -143,7 +143,7 @@ def latent_traversal(
         axes[0, j].set_title(f"{factor.name}\n{span}\n{factor.unit}", fontsize=7)
     for i, value in enumerate(values):
         axes[i, 0].set_ylabel(f"u = {value:.2f}", fontsize=7)
-    held = [f"{spec.factor_table[column].name} at {u:g}" for column, u in spec.frozen.items()]
-    always = f" (the scene holds {', '.join(held)})" if held else ""
+    texts = [f"{spec.factor_table[column].name} at {u:g}" for column, u in spec.frozen.items()]
+    always = f" (the scene holds {', '.join(texts)})" if texts else ""
     figure.suptitle(f"{spec.name}: one factor a column, all others held at u = {at:g}{always}", fontsize=9)
     return figure

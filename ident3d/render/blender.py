@@ -253,7 +253,7 @@ def _configure(scene: Any, settings: RenderSettings, resolution: int, threads: i
     cycles.filter_width = 1.5
     cycles.use_denoising = True
     cycles.denoiser = "OPENIMAGEDENOISE"
-    cycles.denoising_input_passes = "RGB_ALBEDO_NORMAL"
+    cycles.denoising_input_passes = settings.denoise_passes
     cycles.denoising_prefilter = settings.denoise_prefilter
     cycles.denoising_quality = settings.denoise_quality
     render = scene.render

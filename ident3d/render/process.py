@@ -119,6 +119,11 @@ class WorkerProcess:
         self.blender: str = ready["blender"]
         self.device: str = ready["device"]
 
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
     def send(self, command: dict[str, Any]) -> None:
         """Send one command.
 

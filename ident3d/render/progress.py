@@ -21,7 +21,7 @@ class Progress:
 
     def __init__(self, total: int, stored: int, *, quiet: bool) -> None:
         self._bar: tqdm[Any] = tqdm(
-            total=total, initial=stored, unit="picture", disable=True if quiet else None, smoothing=0.05
+            total=total, initial=stored, unit=" pictures", disable=True if quiet else None, smoothing=0.05
         )
         self._stored = stored
         self._reached: dict[int, int] = {}

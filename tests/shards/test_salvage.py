@@ -106,13 +106,6 @@ def test_the_first_of_two_copies_counts(data: bytes) -> None:
     assert find_samples(memoryview(data + data), START, COUNT) == once
 
 
-def test_a_broken_copy_does_not_hide_a_good_one(tmp_path: Path, data: bytes, latents: NDArray[np.float32]) -> None:
-    first = samples(data)[0]
-    at = first.members["png"].offset + 60
-    broken = data[:at] + b"\xaa" * 8 + data[at + 8 : first.end]
-    assert salvaged(tmp_path, broken + data, latents)[3] == pictures(data)[3]
-
-
 def test_an_empty_shard_has_no_samples() -> None:
     assert find_samples(memoryview(b""), 0, 5) == {}
     assert find_samples(memoryview(bytes(4 * BLOCK)), 0, 0) == {}

@@ -123,12 +123,11 @@ def test_every_sample_already_in_place_is_kept(tmp_path: Path, whole: bytes) -> 
         path.unlink()
 
 
-@pytest.mark.slow
 def test_a_cut_at_any_byte_is_mended(tmp_path: Path, whole: bytes) -> None:
     path = tmp_path / "train-000000.tar"
     ends = sample_ends(whole)
     blocks = {at + d for at in range(0, len(whole), BLOCK) for d in (-1, 0, 1)}
-    for cut in sorted({*range(0, len(whole) + 1, 23), *blocks, len(whole)} & {*range(len(whole) + 1)}):
+    for cut in sorted({*range(0, len(whole) + 1, 3), *blocks, len(whole)} & {*range(len(whole) + 1)}):
         part_path(path).write_bytes(whole[:cut])
         kept = write(path)
         assert kept == sum(end <= cut for end in ends), f"cut at {cut}"
@@ -139,7 +138,7 @@ def test_a_cut_at_any_byte_is_mended(tmp_path: Path, whole: bytes) -> None:
 def test_a_flipped_bit_is_mended(tmp_path: Path, whole: bytes, region: str) -> None:
     path = tmp_path / "train-000000.tar"
     left: list[int] = []
-    for at in [i for r in regions(whole)[region][2:] for i in r][::3]:
+    for at in [i for r in regions(whole)[region][2:] for i in r]:
         data = bytearray(whole[: -len(END)])
         data[at] ^= 1 << at % 8
         part_path(path).write_bytes(data)

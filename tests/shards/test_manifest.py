@@ -1,0 +1,215 @@
+"""The manifest: read back as written, and refused with the reason where it cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ident3d.errors import DatasetError
+from ident3d.factors import FACTORS
+from ident3d.scenes import load_scene
+from ident3d.shards.manifest import (
+    FORMAT,
+    NAME,
+    index_array,
+    pixel_statistics,
+    read_manifest,
+    shard_name,
+    write_manifest,
+)
+from ident3d.shards.summary import ShardSummary, file_sha256, summarise
+
+
+def test_a_manifest_says_what_the_dataset_is(fabricated: Path) -> None:
+    m = read_manifest(fabricated)
+    assert (m.format, m.name, m.resolution, m.quality, m.device) == (FORMAT, "3dident", 16, "draft", "CPU")
+    assert m.factor_table == FACTORS
+    assert m.scene.digest == load_scene("3dident").digest
+    assert list(m.splits) == ["train", "test"]
+    train = m.splits["train"]
+    assert (train.samples, train.shard_size, train.seed, train.latents) == (24, 5, 3, "drawn")
+    assert [s.samples for s in train.shards] == [5, 5, 5, 5, 4]
+
+
+def test_every_checksum_and_size_is_that_of_the_file(fabricated: Path) -> None:
+    for name, split in read_manifest(fabricated).splits.items():
+        folder = fabricated / name
+        assert file_sha256(folder / "latents.npy") == split.latents_sha256
+        assert file_sha256(folder / "index.npy") == split.index_sha256
+        for number, shard in enumerate(split.shards):
+            assert shard.name == shard_name(name, number)
+            assert (folder / shard.name).stat().st_size == shard.bytes
+            assert file_sha256(folder / shard.name) == shard.sha256
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_pixel_statistics_are_numpys_over_all_pixels(fabricated: Path, split: str) -> None:
+    import tarfile
+
+    pictures = []
+    for path in sorted((fabricated / split).glob("*.tar")):
+        with tarfile.open(path) as tar:
+            pictures += [np.array(Image.open(tar.extractfile(m))) for m in tar.getmembers()[::2]]  # type: ignore[arg-type]
+    pixels = np.stack(pictures) / 255
+    entry = read_manifest(fabricated).splits[split]
+    np.testing.assert_allclose(entry.mean, pixels.mean(axis=(0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(entry.std, pixels.std(axis=(0, 1, 2)), rtol=1e-9)
+    # The mean of each picture's own std, which is smaller, is what it must not be.
+    assert (np.array(entry.std) > pixels.std(axis=(1, 2)).mean(axis=0)).all()
+
+
+def test_statistics_of_many_pixels_lose_no_digit() -> None:
+    # 10^9 samples of 224 px, half of them 100 and half 101: in floats the difference of squares would vanish.
+    n = 10**9 * 224**2 // 2
+    sums, squares = 100 * n + 101 * n, 100**2 * n + 101**2 * n
+    summary = ShardSummary(10**9, 0, "", (), (sums,) * 3, (squares,) * 3)
+    mean, std = pixel_statistics([summary], 224)
+    assert mean == pytest.approx((100.5 / 255,) * 3, rel=1e-14)
+    assert std == pytest.approx((0.5 / 255,) * 3, rel=1e-12)
+
+
+def test_pictures_of_one_colour_have_no_deviation() -> None:
+    summary = ShardSummary(3, 0, "", (), (3 * 64 * 7,) * 3, (3 * 64 * 49,) * 3)
+    assert pixel_statistics([summary], 8) == ((7 / 255,) * 3, (0.0,) * 3)
+
+
+def test_the_index_lists_every_member_in_order(fabricated: Path) -> None:
+    latents = np.load(fabricated / "test" / "latents.npy")
+    paths = sorted((fabricated / "test").glob("*.tar"))
+    summaries = [summarise(paths[0], 0, latents[:5], 16), summarise(paths[1], 5, latents[5:], 16)]
+    index = index_array(summaries)
+    assert index.dtype == np.int64
+    assert index.shape == (6, 2, 2)
+    np.testing.assert_array_equal(index, np.load(fabricated / "test" / "index.npy"))
+    np.testing.assert_array_equal(index[5], summaries[1].offsets[0])
+    assert index_array([]).shape == (0, 2, 2)
+
+
+def test_a_manifest_is_read_as_it_was_written(fabricated: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(fabricated)
+    write_manifest(tmp_path, manifest)
+    assert read_manifest(tmp_path) == manifest
+    assert (tmp_path / NAME).read_bytes() == (fabricated / NAME).read_bytes()
+
+
+def test_shard_names_sort_as_numbers() -> None:
+    assert shard_name("train", 3) == "train-000003.tar"
+    assert shard_name("val", 123456) == "val-123456.tar"
+
+
+def plain(root: Path) -> Any:
+    return json.loads((root / NAME).read_text())
+
+
+def put(root: Path, data: object) -> None:
+    (root / NAME).write_text(json.dumps(data))
+
+
+def test_a_newer_format_asks_for_a_newer_ident3d(damaged: Path) -> None:
+    # A newer format may hold anything: the version is looked at first.
+    put(damaged, {"format": FORMAT + 1, "whatever": []})
+    with pytest.raises(DatasetError, match=f"format {FORMAT + 1}; this ident3d reads up to {FORMAT}: pip install -U"):
+        read_manifest(damaged)
+
+
+@pytest.mark.parametrize("version", [0, -1, "1", 1.5, None, True])
+def test_a_format_that_never_was_is_refused(damaged: Path, version: object) -> None:
+    put(damaged, {**plain(damaged), "format": version})
+    with pytest.raises(DatasetError, match=f"{NAME}: .*format"):
+        read_manifest(damaged)
+
+
+def paths_of(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every key of nested tables, of lists the first element."""
+    if isinstance(data, list):
+        return paths_of(data[0], (*path, 0)) if data else []
+    if not isinstance(data, dict):
+        return []
+    return [p for key, value in data.items() for p in ((*path, key), *paths_of(value, (*path, key)))]
+
+
+# A split may be absent, and so may what has a default; render settings are kept as they were.
+OPTIONAL = {"splits", "members", "periodic", "frozen", "train", "test"}
+
+
+def test_any_missing_key_is_refused_by_name(damaged: Path) -> None:
+    whole = plain(damaged)
+    checked = 0
+    for path in paths_of(whole):
+        if path[-1] in OPTIONAL or (path[0] == "render" and len(path) > 1):
+            continue
+        data = json.loads(json.dumps(whole))
+        table = data
+        for step in path[:-1]:
+            table = table[step]
+        del table[path[-1]]
+        put(damaged, data)
+        with pytest.raises(DatasetError, match=f"not a manifest: .*{path[-1]}"):
+            read_manifest(damaged)
+        checked += 1
+    assert checked > 30
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "cannot be read"),
+        (b"{", "cannot be read"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"[]", "not a manifest: expected a table|not a manifest: the file"),
+        (b'"text"', "not a manifest"),
+        (b"{}", "not a manifest: format: missing"),
+    ],
+)
+def test_what_is_no_manifest_is_refused(damaged: Path, content: bytes, words: str) -> None:
+    (damaged / NAME).write_bytes(content)
+    with pytest.raises(DatasetError, match=f"{re.escape(str(damaged / NAME))}: ({words})"):
+        read_manifest(damaged)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d.update(resolution="16"), "resolution: expected a whole number"),
+        (lambda d: d["splits"]["train"].update(samples=24.0), "splits.train.samples: expected a whole number"),
+        (lambda d: d["splits"]["train"]["shards"][1].pop("sha256"), "splits.train.shards[1].sha256: missing"),
+        (lambda d: d["splits"]["train"].update(mean=[0.5, 0.5]), "splits.train.mean: expected a list of 3"),
+        (lambda d: d["factors"][0].update(extra=1), "factors[0].extra: unknown key"),
+        (lambda d: d.update(later=1), "later: unknown key"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_path(damaged: Path, change: Callable[[Any], object], words: str) -> None:
+    data = plain(damaged)
+    change(data)
+    put(damaged, data)
+    with pytest.raises(DatasetError, match=re.escape(words)):
+        read_manifest(damaged)
+
+
+def test_no_folder_an_empty_one_and_an_unfinished_render_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="no such folder; expected a dataset made by `ident3d render`"):
+        read_manifest(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DatasetError, match="no such folder"):
+        read_manifest(tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DatasetError, match=f"no {NAME} in it"):
+        read_manifest(tmp_path / "empty")
+    (tmp_path / "begun" / ".render").mkdir(parents=True)
+    with pytest.raises(DatasetError, match="its render is not finished; run the same `ident3d render` again"):
+        read_manifest(tmp_path / "begun")
+
+
+def test_frozen_factors_are_kept(fabricated: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(fabricated)
+    held = dataclasses.replace(manifest.factors[0], frozen=0.25)
+    write_manifest(tmp_path, dataclasses.replace(manifest, factors=(held, *manifest.factors[1:])))
+    assert read_manifest(tmp_path).factor_table[0].frozen == 0.25
