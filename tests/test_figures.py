@@ -26,7 +26,8 @@ def with_bars(figure: Figure) -> list[Axes]:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "shown", "grid"), [(4, 8, 24, 3 * 8), (2, 3, 6, 6), (1, 1, 1, 1), (5, 5, 24, 25), (100, 7, 24, 28)]
+    ("rows", "columns", "shown", "grid"),
+    [(4, 8, 24, 3 * 8), (2, 3, 6, 6), (1, 1, 1, 1), (5, 5, 24, 25), (100, 7, 24, 28)],
 )
 def test_a_contact_sheet_shows_the_first_pictures_in_order(
     fabricated: Path, rows: int, columns: int, shown: int, grid: int

@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -83,6 +84,24 @@ def _die_with_parent() -> None:
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _few_cores(count: int) -> Iterator[None]:
+    """Show this process so many cores while Blender starts.
+
+    Blender's and the denoiser's thread pool (TBB) takes its size from the cores that it sees then, whatever the render
+    settings say; pools as large as the machine in every worker would spend a third of it on waiting for each other.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(cores)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def _read_commands() -> queue.SimpleQueue[dict[str, Any]]:
@@ -211,9 +230,11 @@ def main() -> None:
     commands = _read_commands()
     _load_package()
     try:
-        session = _Session(Setup(**commands.get()), events)
-        import bpy
+        setup = Setup(**commands.get())
+        with _few_cores(setup.threads):
+            import bpy
 
+            session = _Session(setup, events)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         session.send("ready", blender=bpy.app.version_string, device=session.renderer.device)
         while True:
