@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ def contact_sheet(data: Ident3D, rows: int = 4, columns: int = 8) -> Figure:
         raise SpecError(f"rows = {rows}, columns = {columns}: expected 1 to 100")
     count = min(len(data), rows * columns)
     rows = -(-count // columns)
-    figure = Figure(figsize=(1.2 * columns, 1.55 * rows + 0.9), layout="constrained")
+    figure = Figure(figsize=(1.2 * columns, 1.55 * rows), layout="constrained")
     ratios = [1.0, 0.24] * rows
     axes = figure.subplots(2 * rows, columns, height_ratios=ratios, squeeze=False)
     for ax in axes.flat:
@@ -77,12 +78,14 @@ def contact_sheet(data: Ident3D, rows: int = 4, columns: int = 8) -> Figure:
         bars.set_xticks([])
         bars.set_yticks([])
     m = data.manifest
-    figure.suptitle(
-        f"{m.name}, split {data.split}: {count} of {len(data):,} samples, {m.resolution} px, quality {m.quality}\n"
-        f"bars: latents from 0 to 1, in the order {', '.join(data.factors.names)}\n"
+    lines = [
+        f"{m.name}, split {data.split}: {count} of {len(data):,} samples, {m.resolution} px, quality {m.quality}",
+        f"bars: latents from 0 to 1, in the order {', '.join(data.factors.names)} "
         "(blue: position, orange: rotation, green: light, purple: hue)",
-        fontsize=8,
-    )
+    ]
+    wrapped = [part for line in lines for part in textwrap.wrap(line, width=max(40, 19 * columns))]
+    figure.set_figheight(1.55 * rows + 0.2 + 0.15 * len(wrapped))
+    figure.suptitle("\n".join(wrapped), fontsize=8)
     return figure
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -65,6 +67,21 @@ def make_dataset() -> Callable[..., Path]:
 def fabricated(tmp_path_factory: pytest.TempPathFactory, make_dataset: Callable[..., Path]) -> Path:
     """A valid dataset of made-up pictures: 24 + 6 of 16 px in shards of 5. Read it, never write into it."""
     return make_dataset(tmp_path_factory.mktemp("fabricated") / "data")
+
+
+@pytest.fixture
+def open_shards() -> Callable[[], list[str]]:
+    """The shards that this process holds open now, once for each descriptor."""
+
+    def find() -> list[str]:
+        links = []
+        for fd in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):  # the listing's own descriptor is gone
+                links.append(str(fd.readlink()))
+        return [link for link in links if link.endswith(".tar")]
+
+    gc.collect()  # what earlier tests left behind
+    return find
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def test_a_choice_that_cannot_be_is_refused(names: list[str], words: str) -> Non
 
 
 def test_a_subset_knows_only_its_own() -> None:
-    with pytest.raises(SpecError, match="expected one of object_x$"):
+    with pytest.raises(SpecError, match=r"expected one of object_x$"):
         FACTORS.select(["object_x"]).get("object_y")
 
 

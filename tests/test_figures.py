@@ -38,7 +38,7 @@ def test_a_contact_sheet_shows_the_first_pictures_in_order(
     pictures = with_pictures(figure)
     assert len(pictures) == shown
     for i, ax in enumerate(pictures):
-        np.testing.assert_array_equal(ax.images[0].get_array(), data[i][0].numpy().transpose(1, 2, 0))
+        np.testing.assert_array_equal(np.asarray(ax.images[0].get_array()), data[i][0].numpy().transpose(1, 2, 0))
         assert ax.get_title() == str(i)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,21 @@ import numpy as np
 import pytest
 
 from ident3d import Ident3D
+
+# webdataset leaves each shard to the garbage collector to close.
+pytestmark = [
+    pytest.mark.filterwarnings(r"ignore:unclosed file .*\.tar:ResourceWarning"),
+    pytest.mark.filterwarnings(
+        r"ignore:Exception ignored in.* <_io\.FileIO name=.*\.tar:pytest.PytestUnraisableExceptionWarning"
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def _collect_here() -> Iterator[None]:
+    """Let shards that webdataset left open be closed where the filter above is in force."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture

@@ -25,7 +25,8 @@ DENSITIES = [1, 2, 3, 7, 10, 16, 20]
 def flat_patch() -> NDArray[np.float64]:
     """The unit square as a patch: control points on a regular grid make the surface the identity."""
     s, t = np.meshgrid(np.arange(4) / 3, np.arange(4) / 3, indexing="ij")
-    return np.stack([s, t, np.zeros_like(s)], axis=-1)[None]
+    control: NDArray[np.float64] = np.stack([s, t, np.zeros_like(s)], axis=-1)[None]
+    return control
 
 
 def corners(face: NDArray[np.intp]) -> list[int]:

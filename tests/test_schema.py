@@ -114,7 +114,7 @@ def test_a_missing_key_is_named(key: str) -> None:
 
 @pytest.mark.parametrize("data", [None, [], "text", 3])
 def test_the_top_must_be_a_table(data: object) -> None:
-    with pytest.raises(SpecError, match="^the file: expected a table of keys"):
+    with pytest.raises(SpecError, match=r"^the file: expected a table of keys"):
         from_plain(Outer, data)
 
 

@@ -36,7 +36,8 @@ def make_pixels(latent: NDArray[np.float32], index: int, resolution: int) -> NDA
     u = latent.astype(np.float64)
     noise = np.random.default_rng([20, index]).uniform(-12, 12, (resolution, resolution, 3))
     channels = [np.sin(2 * np.pi * (u[c] * x + u[c + 3] * y + u[c + 6])) + u[9] - 0.5 for c in range(3)]
-    return np.clip(127.5 + 70 * np.stack(channels, axis=-1) + noise, 0, 255).astype(np.uint8)
+    pixels: NDArray[np.uint8] = np.clip(127.5 + 70 * np.stack(channels, axis=-1) + noise, 0, 255).astype(np.uint8)
+    return pixels
 
 
 def make_dataset(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import io
-import os
 import pickle
 import re
 import tarfile
@@ -43,17 +42,6 @@ def stored(root: Path, split: str = "train") -> list[Item]:
     return items
 
 
-def open_shards(root: Path) -> list[str]:
-    gc.collect()
-    links = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            links.append(os.readlink(f"/proc/self/fd/{fd}"))
-        except OSError:  # the listing's own descriptor
-            continue
-    return [link for link in links if link.startswith(str(root)) and link.endswith(".tar")]
-
-
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_every_item_is_the_stored_sample(fabricated: Path, split: str) -> None:
     data, expected = Ident3D(fabricated, split), stored(fabricated, split)
@@ -74,16 +62,19 @@ def test_latents_are_those_of_the_items(fabricated: Path) -> None:
     np.testing.assert_array_equal(data.latents, np.stack([u for _, u in stored(fabricated)]))
 
 
-def test_latents_and_len_decode_nothing_and_open_no_shard(fabricated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latents_and_len_decode_nothing_and_open_no_shard(
+    fabricated: Path, monkeypatch: pytest.MonkeyPatch, open_shards: Callable[[], list[str]]
+) -> None:
     def never(*_: object) -> None:
         raise AssertionError("decoded")
 
     monkeypatch.setattr(ident3d.datasets.ident3d, "decode", never)
     monkeypatch.setattr("ident3d.shards.reader.SplitReader.picture", never)
+    before = open_shards()
     data = Ident3D(fabricated)
     assert data.latents.shape == (24, 10)
     assert len(data) == 24
-    assert open_shards(fabricated) == []
+    assert open_shards() == before
 
 
 def test_items_are_the_users_to_write_into(fabricated: Path) -> None:
@@ -246,21 +237,23 @@ def test_a_copy_serves_the_same_and_the_original_goes_on(
     assert data[1][0].any()
 
 
-def test_a_pickle_is_small_and_opens_nothing(fabricated: Path) -> None:
+def test_a_pickle_is_small_and_opens_nothing(fabricated: Path, open_shards: Callable[[], list[str]]) -> None:
+    first = open_shards()
     data = Ident3D(fabricated)
     for i in range(24):
         data[i]
-    before = open_shards(fabricated)
-    assert len(before) == 5
+    before = open_shards()
+    assert len(before) == len(first) + 5
     text = pickle.dumps(data)
     assert data.latents[3:5].tobytes() not in text
     assert len(text) < 10_000
     again = pickle.loads(text)
-    assert open_shards(fabricated) == before
+    assert open_shards() == before
     again[0]
-    assert len(open_shards(fabricated)) == 6
+    assert len(open_shards()) == len(before) + 1
     del data, again
-    assert open_shards(fabricated) == []
+    gc.collect()
+    assert open_shards() == first
 
 
 def test_a_damaged_picture_names_file_and_sample(damaged: Path) -> None:
@@ -283,20 +276,18 @@ def test_no_flipped_bit_of_a_picture_is_more_than_a_damaged_dataset(damaged: Pat
     path = damaged / "train" / "train-000000.tar"
     whole = path.read_bytes()
     member = next(scan_samples(whole, EXTENSIONS)).members["png"]
-    data, refused = Ident3D(damaged), 0
+    data, refused, served = Ident3D(damaged), 0, 0
     for at in range(member.size):
-        path.write_bytes(whole[: member.offset + at])  # in place: the reader keeps its descriptor
-        with open(path, "r+b") as file:
-            file.write(whole)
-            file.seek(member.offset + at)
-            file.write(bytes([whole[member.offset + at] ^ 1 << at % 8]))
+        altered = bytearray(whole)
+        altered[member.offset + at] ^= 1 << at % 8
+        path.write_bytes(altered)  # the same file, which the reader holds open
         try:
             picture, _ = data[0]
         except DatasetError as error:
-            assert "sample 000000000" in str(error)
-            refused += 1
+            refused += "sample 000000000" in str(error)
         else:
-            assert picture.shape[0] == 3
+            served += picture.shape[0] == 3
+    assert refused + served == member.size
     assert refused > member.size // 2
 
 
@@ -313,10 +304,9 @@ def test_no_flipped_bit_of_a_header_is_more_than_a_damaged_dataset(damaged: Path
         path.write_bytes(content)
         try:
             data = Ident3D(damaged, "test")
-        except DatasetError as error:
-            assert name in str(error)
         except Exception as error:
-            escaped.add(type(error).__name__)
+            if not (isinstance(error, DatasetError) and name in str(error)):
+                escaped.add(type(error).__name__)
         else:
             assert data.latents.shape == (6, 10)
     assert escaped == set()

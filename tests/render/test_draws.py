@@ -105,8 +105,8 @@ def test_cycles_seeds_are_no_function_of_the_latent() -> None:
 
 
 def test_global_generators_are_neither_read_nor_moved() -> None:
-    before = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index,union-attr]  # noqa: NPY002
+    before = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
     first = draw_latents(0, "train", 0, 5, {})
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # type: ignore[index,union-attr]  # noqa: NPY002
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # type: ignore[index]  # noqa: NPY002
     np.random.seed(1)  # noqa: NPY002
     np.testing.assert_array_equal(draw_latents(0, "train", 0, 5, {}), first)

@@ -21,7 +21,9 @@ def test_everything_that_tells_datasets_apart_is_said(fabricated: Path) -> None:
     assert "split train: 24 samples in 5 shards" in text
     assert "split test: 6 samples in 2 shards" in text
     assert "latents drawn uniformly, seed 3" in text
-    assert "quality draft: samples 4" in text
+    settings = ", ".join(f"{key} {value}" for key, value in manifest.render.items())
+    assert "samples" in manifest.render
+    assert f"quality draft: {settings}" in text
     assert manifest.versions["ident3d"] in text
     assert manifest.versions["blender"] in text
     assert manifest.scene.digest in text

@@ -33,17 +33,6 @@ def stored_pictures(root: Path, split: str = "train") -> list[bytes]:
     return found
 
 
-def open_shards() -> list[str]:
-    gc.collect()  # what earlier tests left behind
-    links = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            links.append(os.readlink(f"/proc/self/fd/{fd}"))
-        except OSError:  # the listing's own descriptor
-            continue
-    return [link for link in links if link.endswith(".tar")]
-
-
 def test_every_picture_is_the_stored_one(fabricated: Path) -> None:
     reader, stored = reader_of(fabricated), stored_pictures(fabricated)
     assert len(reader) == len(stored) == 24
@@ -146,7 +135,9 @@ def test_an_index_cannot_be_rebuilt_from_damaged_shards(damaged: Path, change: s
         reader_of(damaged)
 
 
-def test_nothing_is_open_before_the_first_read_and_all_is_closed_after(fabricated: Path) -> None:
+def test_nothing_is_open_before_the_first_read_and_all_is_closed_after(
+    fabricated: Path, open_shards: Callable[[], list[str]]
+) -> None:
     before = open_shards()
     reader = reader_of(fabricated)
     assert open_shards() == before
@@ -162,13 +153,15 @@ def test_nothing_is_open_before_the_first_read_and_all_is_closed_after(fabricate
 def test_the_index_keeps_no_descriptor(fabricated: Path) -> None:
     # A mapped file keeps one, so each dataset in each worker would hold one from the start.
     gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     reader = reader_of(fabricated)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert len(reader) == 24
 
 
-def test_a_pickled_reader_holds_no_handle_and_opens_none(fabricated: Path) -> None:
+def test_a_pickled_reader_holds_no_handle_and_opens_none(
+    fabricated: Path, open_shards: Callable[[], list[str]]
+) -> None:
     reader = reader_of(fabricated)
     first = reader.picture(3)
     before = open_shards()
@@ -178,7 +171,7 @@ def test_a_pickled_reader_holds_no_handle_and_opens_none(fabricated: Path) -> No
     assert reader.picture(3) == first
 
 
-def test_threads_read_side_by_side(fabricated: Path) -> None:
+def test_threads_read_side_by_side(fabricated: Path, open_shards: Callable[[], list[str]]) -> None:
     stored = stored_pictures(fabricated)
     order = np.random.default_rng(1).integers(0, 24, 2000).tolist()
     for _ in range(5):  # a fresh reader each time: the first reads race to open the shards
@@ -211,7 +204,10 @@ def test_processes_that_share_a_descriptor_do_not_disturb_each_other(fabricated:
 
 
 def test_more_shards_than_may_be_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_dataset: Callable[..., Path]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make_dataset: Callable[..., Path],
+    open_shards: Callable[[], list[str]],
 ) -> None:
     monkeypatch.setattr(ident3d.shards.reader, "MAX_OPEN", 3)
     root = make_dataset(tmp_path / "data", {"train": 10}, shard_size=1, resolution=8)

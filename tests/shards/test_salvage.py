@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +90,7 @@ def test_samples_in_another_order_are_found_by_their_numbers(
     tmp_path: Path, data: bytes, latents: NDArray[np.float32]
 ) -> None:
     ends = [0, *(s.end for s in samples(data))]
-    pieces = [data[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    pieces = [data[a:b] for a, b in pairwise(ends)]
     assert salvaged(tmp_path, b"".join(pieces[::-1]), latents) == pictures(data)
 
 
