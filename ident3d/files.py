@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["npy_bytes", "sync_folder", "write_atomic", "write_json"]
+__all__ = ["npy_bytes", "read_npy", "sync_folder", "write_atomic", "write_json"]
 
 
 def sync_folder(folder: Path) -> None:
@@ -39,8 +39,37 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """`write_atomic` of JSON with sorted keys left as given, two spaces deep."""
+    """`write_atomic` of JSON, keys in the order given, two spaces deep."""
     write_atomic(path, (json.dumps(data, indent=2) + "\n").encode())
+
+
+def read_npy(source: Path | bytes, *, mapped: bool = False) -> NDArray[Any]:
+    """The array of a .npy file, or of its bytes.
+
+    `numpy.load` guesses at archives and pickles, raises whatever their parsers raise, and leaves the file open then.
+
+    Args:
+        source: the file, or its content.
+        mapped: map a file's array read-only instead of reading it.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not a .npy of numbers, or a damaged one.
+    """
+    with open(source, "rb") if isinstance(source, Path) else io.BytesIO(source) as file:
+        try:
+            if mapped:
+                np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
+                header = np.lib.format.read_array_header_1_0(file)  # type: ignore[no-untyped-call]
+                shape, fortran, dtype = header
+                if dtype.hasobject or fortran:
+                    raise ValueError("not an array of numbers in C order")
+                view = np.memmap(file, dtype, "r", file.tell(), shape) if 0 not in shape else np.zeros(shape, dtype)
+                return np.asarray(view)  # plain: indexing a memmap costs microseconds a read
+            array: NDArray[Any] = np.lib.format.read_array(file)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise ValueError(f"not a .npy file of numbers: {error}") from None
+    return array
 
 
 def npy_bytes(array: NDArray[Any]) -> bytes:

@@ -24,8 +24,11 @@ def load_patches(path: Path) -> NDArray[np.float64]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         vertices = np.array(data["vertices"], dtype=np.float64)
-        patches = np.array(data["patches"], dtype=np.intp)
-        control = vertices[patches].reshape(-1, 4, 4, 3)
+        patches = np.array(data["patches"])
+        whole = vertices.ndim == patches.ndim == 2 and vertices.shape[1] == 3 and patches.shape[1] == 16
+        if not whole or patches.dtype.kind != "i" or patches.min() < 0:
+            raise ValueError(f"vertices {vertices.shape}, patches {patches.shape} of {patches.dtype}")
+        control: NDArray[np.float64] = vertices[patches].reshape(-1, 4, 4, 3)
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         expected = "a .json with `vertices` (V, 3) and `patches` (P, 16)"
         raise SpecError(f"mesh {path}: expected {expected}: {type(error).__name__}: {error}") from None

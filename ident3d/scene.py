@@ -75,7 +75,7 @@ class MeshSpec:
     """
 
     source: str
-    tessellation: int = 16
+    tessellation: int = 10
     smooth: bool = True
     size: float | None = None
     scale: float = 1.0

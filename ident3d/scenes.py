@@ -81,7 +81,9 @@ def load_scene(name_or_path: str | Path) -> Scene:
     path = _find(name_or_path)
     text = scene_text(name_or_path)
     spec = SceneSpec.from_toml(text, where=str(name_or_path))
-    places = [path.parent / spec.mesh.source, _bundle() / spec.mesh.source]
+    # The second is where a dataset keeps it: beside the spec, without the folder that the spec may name.
+    beside = path.parent / Path(spec.mesh.source).name
+    places = [path.parent / spec.mesh.source, beside, _bundle() / spec.mesh.source]
     for place in places:
         if place.is_file():
             return Scene(spec, text, place.resolve())

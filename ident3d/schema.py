@@ -6,6 +6,7 @@ run it under an interpreter that has nothing but bpy, numpy and Pillow.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import types
@@ -99,8 +100,9 @@ def _convert(hint: Any, value: object, where: str) -> Any:
         if value in args:
             return value
     elif hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if math.isfinite(value):
-            return float(value)
+        with contextlib.suppress(OverflowError):  # a whole number past every float
+            if math.isfinite(value):
+                return float(value)
     elif hint is Any or type(value) is hint:
         return value
     raise SpecError(f"{where}: expected {_describe(hint)}, got {value!r}")

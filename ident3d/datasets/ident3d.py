@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset
 
 from ident3d.errors import DatasetError
 from ident3d.factors import Factors
+from ident3d.files import read_npy
 from ident3d.shards.manifest import Manifest, SplitEntry, read_manifest
 from ident3d.shards.reader import SplitReader
 from ident3d.shards.summary import decode
@@ -99,26 +101,28 @@ class Ident3D(Dataset[tuple[Any, Any]]):
     def _load_latents(self) -> Float[Array, "samples factors"]:
         path = self.root / self.split / "latents.npy"
         try:
-            stored = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
+            stored = read_npy(path, mapped=True)
+        except (OSError, ValueError) as error:
             raise DatasetError(f"{path}: missing or damaged ({error}); run `ident3d verify --repair`") from None
         columns = self.manifest.factor_table
         if stored.shape != (self.entry.samples, len(columns)) or stored.dtype != np.float32:
             expected = f"float32 ({self.entry.samples}, {len(columns)})"
             raise DatasetError(f"{path}: holds {stored.dtype} {stored.shape}, expected {expected}")
-        return np.ascontiguousarray(np.asarray(stored)[:, self.factors.columns])
+        return np.ascontiguousarray(stored[:, self.factors.columns])
 
     def __len__(self) -> int:
         return self.entry.samples
 
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
+    def __getitem__(self, index: SupportsIndex) -> tuple[Any, Any]:
         """Sample `index`; negative indices count from the end.
 
         Raises:
             IndexError: no such sample.
             DatasetError: its shard is absent or truncated, or its picture does not decode; the text names the file.
         """
-        place = index + len(self) if index < 0 else index
+        place = operator.index(index)
+        if place < 0:
+            place += len(self)
         if not 0 <= place < len(self):
             raise IndexError(f"index {index} is out of range for {len(self)} samples")
         picture: Any = self._picture(place)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import io
+import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import webdataset
 from torch.utils.data import IterableDataset
 
 from ident3d.errors import DatasetError, SpecError
+from ident3d.files import read_npy
 from ident3d.shards.summary import decode
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ class Ident3DStream(IterableDataset[tuple[Any, Any]]):
             webdataset.SimpleShardList(self.shard_paths()),
             webdataset.split_by_node,
             webdataset.split_by_worker,
-            webdataset.tarfile_to_samples(handler=_name_the_shard),
+            self._samples,
         ]
         if self.shuffle and self.buffer > 1:
             rank, _, worker, _ = webdataset.utils.pytorch_worker_info()
@@ -81,16 +83,41 @@ class Ident3DStream(IterableDataset[tuple[Any, Any]]):
         for sample in webdataset.DataPipeline(*stages):
             yield self._item(sample)
 
+    def _samples(self, shards: Iterator[dict[str, str]]) -> Iterator[dict[str, Any]]:
+        """The samples of each shard, as webdataset groups them.
+
+        Opened here: webdataset would take a path for a URL, and leave the file to the garbage collector. Counted here:
+        tarfile takes a damaged header for the end of the archive, and samples would be missing in silence.
+
+        Raises:
+            DatasetError: a shard that cannot be read or does not hold its samples.
+        """
+        expected = {shard.name: shard.samples for shard in self.data.entry.shards}
+        for shard in shards:
+            path, count = Path(shard["url"]), 0
+            try:
+                with open(path, "rb") as file:
+                    members = webdataset.tariterators.tar_file_expander([{"url": str(path), "stream": file}])
+                    for sample in webdataset.tariterators.group_by_keys(members):
+                        yield sample
+                        count += 1
+            except (OSError, ValueError, tarfile.TarError) as error:
+                raise DatasetError(f"{path}: cannot be read ({error}); run `ident3d verify --repair`") from error
+            if count != expected[path.name]:
+                raise DatasetError(
+                    f"{path}: holds {count} whole samples of {expected[path.name]}; run `ident3d verify --repair`"
+                )
+
     def _item(self, sample: dict[str, Any]) -> tuple[Any, Any]:
         from ident3d.datasets.ident3d import to_tensor
 
         try:
             picture: Any = to_tensor(decode(sample["png"]))
-            latents = np.load(io.BytesIO(sample["latents.npy"]), allow_pickle=False)
-        except (KeyError, OSError, SyntaxError, ValueError) as error:
+            latents = read_npy(sample["latents.npy"])[self.data.factors.columns]
+        except (LookupError, OSError, SyntaxError, ValueError) as error:
             where = f"{sample.get('__url__')}, sample {sample.get('__key__')}"
             raise DatasetError(f"{where}: damaged ({error}); run `ident3d verify --repair`") from None
-        target: Any = torch.from_numpy(latents[self.data.factors.columns])
+        target: Any = torch.from_numpy(latents)
         if self.data.transform is not None:
             picture = self.data.transform(picture)
         if self.data.target_transform is not None:
@@ -100,10 +127,3 @@ class Ident3DStream(IterableDataset[tuple[Any, Any]]):
     def __repr__(self) -> str:
         order = f"shuffled by seed {self.seed}, window {self.buffer}" if self.shuffle else "in order"
         return f"Ident3DStream, epoch {self.epoch}, {order}, of\n{self.data!r}"
-
-
-def _name_the_shard(error: Exception) -> bool:
-    """What webdataset calls on an error in a shard: never skip samples in silence."""
-    if isinstance(error, DatasetError):
-        raise error
-    raise DatasetError(f"a shard cannot be read ({error}); run `ident3d verify --repair`") from error

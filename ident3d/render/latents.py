@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from ident3d.errors import SpecError
 from ident3d.factors import FACTORS
+from ident3d.files import read_npy
 from ident3d.render.draws import draw_latents
 from ident3d.render.plan import RenderPlan
 from ident3d.scene import SceneSpec, check_latents
@@ -37,16 +39,14 @@ def load_user_latents(path: Path, spec: SceneSpec) -> NDArray[np.float32]:
     """
     if not path.is_file():
         raise SpecError(f"latents {path}: no such file; expected a .npy of shape (N, 10) in the unit cube")
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise SpecError(f"latents {path}: not a .npy file of numbers: {error}") from None
-    if not isinstance(array, np.ndarray):
+    if zipfile.is_zipfile(path):
         raise SpecError(f"latents {path}: expected one array (.npy), got an archive of several (.npz)")
     try:
-        u = check_latents(array, spec)
+        u = check_latents(read_npy(path), spec)
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"latents {path}: {error}") from None
     if not len(u):
         raise SpecError(f"latents {path}: holds no sample")
     return u
@@ -65,7 +65,7 @@ def write_latents(path: Path, plan: RenderPlan, spec: SceneSpec, given: Latents 
             file.write((drawn(plan, spec, start, stop) if given is None else given[start:stop]).tobytes())
         file.flush()
         os.fsync(file.fileno())
-    return np.asarray(np.load(path, mmap_mode="r"))
+    return read_npy(path, mapped=True)
 
 
 def drawn(plan: RenderPlan, spec: SceneSpec, start: int, stop: int) -> Latents:

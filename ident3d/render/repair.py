@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ident3d.errors import DatasetError
-from ident3d.files import npy_bytes, write_atomic
+from ident3d.files import npy_bytes, read_npy, write_atomic
 from ident3d.render.dataset import cores
 from ident3d.render.executors import run_local
 from ident3d.render.finish import split_entry
@@ -140,9 +139,8 @@ class _SplitRepair:
             with map_file(path) as data:
                 for place, sample in find_samples(data, start, entry.samples).items():
                     at = sample.members[EXTENSIONS[1]]
-                    stored = io.BytesIO(bytes(data[at.offset : at.offset + at.size]))
-                    with contextlib.suppress(ValueError, EOFError):
-                        rows[start + place] = np.load(stored, allow_pickle=False)
+                    with contextlib.suppress(ValueError):
+                        rows[start + place] = read_npy(bytes(data[at.offset : at.offset + at.size]))
         if len(rows) < self.plan.samples:
             lost = next(i for i in range(self.plan.samples) if i not in rows)
             raise DatasetError(

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import json
+
 from ident3d.shards.manifest import Manifest
 
 __all__ = ["card_text"]
 
-SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
+SIZES = (
+    (10**3, "n<1K"),
+    (10**4, "1K<n<10K"),
+    (10**5, "10K<n<100K"),
+    (10**6, "100K<n<1M"),
+    (10**7, "1M<n<10M"),
+    (10**8, "10M<n<100M"),
+    (10**9, "100M<n<1B"),
+)
+"""The Hub's size categories, each with the number of samples that it stays below."""
 
 
 def card_text(manifest: Manifest) -> str:
     """The card's Markdown, with the front matter that the Hugging Face Hub reads. A function of the manifest alone."""
     total = sum(split.samples for split in manifest.splits.values())
-    size = next((name for bound, name in SIZES if total < bound), "n>1M")
+    size = next((name for bound, name in SIZES if total < bound), "1B<n<10B")
     names = {"val": "validation"}
     files = "".join(f"  - split: {names.get(s, s)}\n    path: {s}/*.tar\n" for s in manifest.splits)
-    front = f"---\npretty_name: {manifest.name}\nsize_categories:\n- {size}\nconfigs:\n- config_name: default\n"
+    front = (
+        f"---\npretty_name: {json.dumps(manifest.name)}\nsize_categories:\n- {size}\nconfigs:\n- config_name: default\n"
+    )
     front += f"  data_files:\n{files}---\n"
     rows = ["| column | factor | range | unit | drives |", "|---|---|---|---|---|"]
     rows += [f"| {' | '.join(row)} |" for row in manifest.factor_table.table()]

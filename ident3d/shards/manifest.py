@@ -103,6 +103,13 @@ class Manifest:
     splits: dict[str, SplitEntry] = field(default_factory=dict)
     members: tuple[str, ...] = EXTENSIONS
 
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise SpecError(f"format = {self.format}: expected {FORMAT}")
+        for program in ("ident3d", "blender"):
+            if program not in self.versions:
+                raise SpecError(f"versions.{program}: missing; expected a text")
+
     @property
     def factor_table(self) -> Factors:
         """The ten factors, as the scene drives them."""
@@ -125,7 +132,7 @@ def read_manifest(root: Path) -> Manifest:
     if not root.is_dir():
         raise DatasetError(f"{root}: no such folder; expected a dataset made by `ident3d render`")
     if not path.is_file():
-        if (root / ".render").is_dir():
+        if any((root / ".render").glob("*/plan.json")):
             raise DatasetError(f"{root}: its render is not finished; run the same `ident3d render` again to go on")
         raise DatasetError(f"{root}: no {NAME} in it; expected a dataset made by `ident3d render`")
     try:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ident3d.errors import DatasetError
+from ident3d.files import read_npy
 from ident3d.shards.manifest import SplitEntry, index_array
 from ident3d.shards.summary import EXTENSIONS, ShardSummary, map_file
 from ident3d.shards.tar import scan_samples
@@ -46,8 +47,8 @@ def rebuild_index(folder: Path, split: SplitEntry) -> NDArray[np.int64]:
 class SplitReader:
     """The encoded pictures of one split, by index.
 
-    Holds no open handle until the first read and none when pickled. Reads are positional (`pread`), so processes that
-    share a descriptor after a fork do not disturb each other.
+    Opens no shard until the first read of it, and pickles without handles. Reads are positional (`pread`), so processes
+    that share a descriptor after a fork do not disturb each other.
 
     Args:
         folder: the split's folder.
@@ -63,20 +64,23 @@ class SplitReader:
         self._open()
 
     def _open(self) -> None:
+        # Mapped, so that workers share one copy of it.
+        self._index = self._load_index()[:, 0]
+        self._starts = np.cumsum([0] + [shard.samples for shard in self.split.shards])
+        self._files: dict[int, int] = {}
+
+    def _load_index(self) -> NDArray[np.int64]:
         path = self.folder / "index.npy"
         expected = (self.split.samples, len(EXTENSIONS), 2)
         try:
-            index = np.load(path, mmap_mode="r", allow_pickle=False)
+            index = read_npy(path, mapped=True)
         except FileNotFoundError:
-            index = rebuild_index(self.folder, self.split)
-        except (OSError, ValueError, EOFError) as error:
+            return rebuild_index(self.folder, self.split)
+        except (OSError, ValueError) as error:
             raise DatasetError(f"{path}: damaged ({error}); delete it, or run `ident3d verify --repair`") from None
         if index.shape != expected or index.dtype != np.int64:
             raise DatasetError(f"{path}: has shape {index.shape}, expected {expected}; run `ident3d verify --repair`")
-        # Plain ndarrays over the same memory: indexing a memmap costs microseconds a read.
-        self._index = np.asarray(index)[:, 0]
-        self._starts = np.cumsum([0] + [shard.samples for shard in self.split.shards])
-        self._files: dict[int, int] = {}
+        return index
 
     def __getstate__(self) -> dict[str, Any]:
         return {"folder": self.folder, "split": self.split}
@@ -101,10 +105,15 @@ class SplitReader:
         """The encoded picture of sample `index`, 0 to len - 1.
 
         Raises:
-            DatasetError: the shard is absent or ends before the picture does.
+            DatasetError: the index points outside the shard, or the shard is absent or ends before the picture does.
         """
         offset, size = self._index[index].tolist()
         shard = index // self.split.shard_size
+        if not 0 <= offset <= offset + size <= self.split.shards[shard].bytes:
+            raise DatasetError(
+                f"{self.folder / 'index.npy'}: sample {index} is said to lie outside {self.split.shards[shard].name}; "
+                "delete the file, or run `ident3d verify --repair`"
+            )
         fd = self._files.get(shard)
         data = self._first_read(shard, size, offset) if fd is None else os.pread(fd, size, offset)
         if len(data) != size:

@@ -16,11 +16,23 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ident3d.files import npy_bytes
-from ident3d.shards.tar import END, Sample, key_of, scan_samples
+from ident3d.shards.tar import END, Sample, key_of, member_bytes, scan_samples
 
-__all__ = ["EXTENSIONS", "BadSample", "ShardSummary", "check_sample", "decode", "file_sha256", "map_file", "summarise"]
+__all__ = [
+    "EXTENSIONS",
+    "BadSample",
+    "ShardSummary",
+    "check_sample",
+    "decode",
+    "file_sha256",
+    "map_file",
+    "sample_bytes",
+    "summarise",
+]
 
 EXTENSIONS = ("png", "latents.npy")
+IEND = bytes.fromhex("0000000049454e44ae426082")
+"""The chunk that ends every PNG."""
 
 
 class BadSample(ValueError):
@@ -75,6 +87,13 @@ def decode(data: bytes) -> NDArray[np.uint8]:
         return np.array(picture if picture.mode == "RGB" else picture.convert("RGB"))
 
 
+def sample_bytes(index: int, contents: tuple[bytes, bytes]) -> bytes:
+    """All bytes of sample `index` in its shard: what its members hold, in the order of EXTENSIONS, with headers."""
+    key = key_of(index)
+    named = zip(EXTENSIONS, contents, strict=True)
+    return b"".join(member_bytes(f"{key}.{extension}", data) for extension, data in named)
+
+
 def check_sample(
     data: memoryview, sample: Sample, index: int, latent: NDArray[np.float32] | None, resolution: int
 ) -> NDArray[np.uint8]:
@@ -98,6 +117,9 @@ def check_sample(
     if latent is not None and written != npy_bytes(latent):
         raise BadSample("latents differ from the split's latents")
     encoded = bytes(data[picture.offset : picture.offset + picture.size])
+    if not encoded.endswith(IEND):
+        # Pillow's verify() goes no further than the name of this last chunk.
+        raise BadSample("picture does not decode: it does not end as a PNG does")
     try:
         with Image.open(io.BytesIO(encoded)) as probe:
             probe.verify()
@@ -106,6 +128,8 @@ def check_sample(
         raise BadSample(f"picture does not decode: {error}") from None
     if pixels.shape != (resolution, resolution, 3):
         raise BadSample(f"picture has shape {pixels.shape}, expected {(resolution, resolution, 3)}")
+    if bytes(data[sample.start : sample.end]) != sample_bytes(index, (encoded, written)):
+        raise BadSample("tar headers or padding are altered")
     return pixels
 
 

@@ -41,6 +41,11 @@ class Sample:
     members: dict[str, Member]
 
     @property
+    def start(self) -> int:
+        """The offset of the first member's header."""
+        return min(m.offset for m in self.members.values()) - BLOCK
+
+    @property
     def end(self) -> int:
         """The offset where the next sample begins."""
         return max(m.end for m in self.members.values())

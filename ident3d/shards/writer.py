@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ident3d.files import npy_bytes, sync_folder
-from ident3d.shards.summary import EXTENSIONS, BadSample, check_sample, map_file
-from ident3d.shards.tar import END, key_of, member_bytes, scan_samples
+from ident3d.shards.summary import EXTENSIONS, BadSample, check_sample, map_file, sample_bytes
+from ident3d.shards.tar import END, scan_samples
 
 __all__ = ["ShardWriter", "part_path", "valid_prefix"]
 
@@ -65,10 +65,7 @@ class ShardWriter:
 
     def append(self, picture: bytes) -> None:
         """Append the next sample's encoded picture, with its latents."""
-        key = key_of(self.start + self.done)
-        members = (picture, npy_bytes(self.latents[self.done]))
-        blocks = [member_bytes(f"{key}.{ext}", data) for ext, data in zip(EXTENSIONS, members, strict=True)]
-        self._write(b"".join(blocks))
+        self._write(sample_bytes(self.start + self.done, (picture, npy_bytes(self.latents[self.done]))))
         self.done += 1
 
     def finish(self) -> None:

@@ -337,7 +337,8 @@ def test_latents_of_another_shape_or_type_are_named(damaged: Path, array: NDArra
 def test_a_dataset_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="no such folder"):
         Ident3D(tmp_path / "nowhere")
-    (tmp_path / ".render").mkdir()
+    (tmp_path / ".render" / "train").mkdir(parents=True)
+    (tmp_path / ".render" / "train" / "plan.json").write_text("{}")
     with pytest.raises(DatasetError, match="not finished"):
         Ident3D(tmp_path)
 

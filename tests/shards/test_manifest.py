@@ -206,7 +206,12 @@ def test_no_folder_an_empty_one_and_an_unfinished_render_are_told_apart(tmp_path
     (tmp_path / "empty").mkdir()
     with pytest.raises(DatasetError, match=f"no {NAME} in it"):
         read_manifest(tmp_path / "empty")
-    (tmp_path / "begun" / ".render").mkdir(parents=True)
+    # What a finished render leaves in its working folder: its manifest must have been lost since.
+    (tmp_path / "lost" / ".render" / "logs").mkdir(parents=True)
+    with pytest.raises(DatasetError, match=f"no {NAME} in it"):
+        read_manifest(tmp_path / "lost")
+    (tmp_path / "begun" / ".render" / "train").mkdir(parents=True)
+    (tmp_path / "begun" / ".render" / "train" / "plan.json").write_text("{}")
     with pytest.raises(DatasetError, match="its render is not finished; run the same `ident3d render` again"):
         read_manifest(tmp_path / "begun")
 

@@ -150,15 +150,6 @@ def test_nothing_is_open_before_the_first_read_and_all_is_closed_after(
     assert open_shards() == before
 
 
-def test_the_index_keeps_no_descriptor(fabricated: Path) -> None:
-    # A mapped file keeps one, so each dataset in each worker would hold one from the start.
-    gc.collect()
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    reader = reader_of(fabricated)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-    assert len(reader) == 24
-
-
 def test_a_pickled_reader_holds_no_handle_and_opens_none(
     fabricated: Path, open_shards: Callable[[], list[str]]
 ) -> None:
