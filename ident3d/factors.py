@@ -53,7 +53,14 @@ class Factor:
 
 
 class Factors(tuple[Factor, ...]):
-    """An ordered choice of factors, indexed by position (`factors[0]`) or found by name (`factors.get("object_x")`)."""
+    """An ordered choice of factors, indexed by position or found by name.
+
+    Example:
+        >>> FACTORS.select(["object_hue", "object_x"]).columns
+        array([7, 0])
+        >>> FACTORS.get("object_x").value(1.0)
+        3.0
+    """
 
     __slots__ = ()
 

@@ -323,6 +323,12 @@ def scene_params(spec: SceneSpec, u: ArrayLike) -> SceneParams:
 
     Raises:
         SpecError: u has another shape, leaves the cube, or differs from a frozen factor.
+
+    Example:
+        >>> from ident3d import load_scene
+        >>> params = scene_params(load_scene("3dident").spec, [0.5] * 10)
+        >>> params.object_rgb, params.object_rotation
+        ((1.0, 0.0, 0.0), (0.0, 0.0, 0.0))
     """
     point = check_latents(np.asarray(u)[None], spec)[0]
     state = spec.targets

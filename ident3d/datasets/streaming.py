@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import webdataset
 from torch.utils.data import IterableDataset
 
+from ident3d.datasets.split import ShardedSplit, Transform
 from ident3d.errors import DatasetError, SpecError
 from ident3d.files import read_npy
-from ident3d.shards.summary import decode
-
-if TYPE_CHECKING:
-    from ident3d.datasets.ident3d import Ident3D
 
 __all__ = ["Ident3DStream"]
 
 
-class Ident3DStream(IterableDataset[tuple[Any, Any]]):
+class Ident3DStream(ShardedSplit, IterableDataset[tuple[Any, Any]]):
     """A split shard by shard; yields the same (picture, latents) as `Ident3D`, each exactly once an epoch.
 
     Shards are split over the ranks of torch.distributed and then over the DataLoader's workers: a rank or worker with
@@ -30,16 +28,38 @@ class Ident3DStream(IterableDataset[tuple[Any, Any]]):
     `set_epoch` before each epoch, as with DistributedSampler; workers that persist hear of it too.
 
     Args:
-        data: the dataset; its transforms and factors apply.
+        root, split, transform, target_transform, factors: as for `Ident3D`.
         shuffle: shuffle the shards by (seed, epoch), and samples within a window.
         seed: what both orders are drawn from.
         buffer: the window in samples; 0 leaves the order within a shard as stored.
+
+    Raises:
+        DatasetError: no dataset there, an unfinished one, a newer format, or no such split; on iteration, a shard
+            that is damaged or short of samples.
+        SpecError: an unknown factor, a negative seed or buffer.
+
+    Example:
+        >>> stream = Ident3DStream("teapots", seed=3)
+        >>> stream.set_epoch(1)
+        >>> sum(1 for picture, latents in stream)
+        24
     """
 
-    def __init__(self, data: Ident3D, *, shuffle: bool = True, seed: int = 0, buffer: int = 1000) -> None:
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        split: str = "train",
+        transform: Transform | None = None,
+        target_transform: Transform | None = None,
+        factors: Iterable[str] | None = None,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        buffer: int = 1000,
+    ) -> None:
         if seed < 0 or buffer < 0:
             raise SpecError(f"seed = {seed}, buffer = {buffer}: expected 0 or more")
-        self.data = data
+        super().__init__(root, split, transform, target_transform, factors)
         self.shuffle = shuffle
         self.seed = seed
         self.buffer = buffer
@@ -63,11 +83,11 @@ class Ident3DStream(IterableDataset[tuple[Any, Any]]):
 
     def shard_paths(self) -> list[str]:
         """All shards, in the order of this epoch."""
-        shards = self.data.entry.shards
+        shards = self.entry.shards
         order = np.arange(len(shards))
         if self.shuffle:
             order = np.random.default_rng([self.seed, self.epoch]).permutation(len(shards))
-        return [str(self.data.root / self.data.split / shards[k].name) for k in order]
+        return [str(self.folder / shards[k].name) for k in order]
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         stages: list[Any] = [
@@ -92,7 +112,7 @@ class Ident3DStream(IterableDataset[tuple[Any, Any]]):
         Raises:
             DatasetError: a shard that cannot be read or does not hold its samples.
         """
-        expected = {shard.name: shard.samples for shard in self.data.entry.shards}
+        expected = {shard.name: shard.samples for shard in self.entry.shards}
         for shard in shards:
             path, count = Path(shard["url"]), 0
             try:
@@ -109,21 +129,15 @@ class Ident3DStream(IterableDataset[tuple[Any, Any]]):
                 )
 
     def _item(self, sample: dict[str, Any]) -> tuple[Any, Any]:
-        from ident3d.datasets.ident3d import to_tensor
+        def where() -> str:
+            return f"{sample.get('__url__')}, sample {sample.get('__key__')}"
 
         try:
-            picture: Any = to_tensor(decode(sample["png"]))
-            latents = read_npy(sample["latents.npy"])[self.data.factors.columns]
-        except (LookupError, OSError, SyntaxError, ValueError) as error:
-            where = f"{sample.get('__url__')}, sample {sample.get('__key__')}"
-            raise DatasetError(f"{where}: damaged ({error}); run `ident3d verify --repair`") from None
-        target: Any = torch.from_numpy(latents)
-        if self.data.transform is not None:
-            picture = self.data.transform(picture)
-        if self.data.target_transform is not None:
-            target = self.data.target_transform(target)
-        return picture, target
+            picture, latents = sample["png"], read_npy(sample["latents.npy"])[self.factors.columns]
+        except (LookupError, ValueError) as error:
+            raise DatasetError(f"{where()}: damaged ({error}); run `ident3d verify --repair`") from None
+        return self.item(picture, latents, where)
 
     def __repr__(self) -> str:
         order = f"shuffled by seed {self.seed}, window {self.buffer}" if self.shuffle else "in order"
-        return f"Ident3DStream, epoch {self.epoch}, {order}, of\n{self.data!r}"
+        return f"Ident3DStream, epoch {self.epoch}, {order}, of\n{self.describe()}"

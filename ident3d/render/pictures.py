@@ -52,6 +52,10 @@ def render_latents(
     Raises:
         SpecError: latents, scene, quality or resolution that cannot be.
         RenderError: Blender is absent or failed.
+
+    Example:
+        >>> render_latents([0.5] * 10, resolution=16, quality="draft").shape
+        (1, 16, 16, 3)
     """
     found = load_scene(Path(scene) if not isinstance(scene, str) else scene)
     latents = check_latents(np.atleast_2d(np.asarray(u)), found.spec)

@@ -1,0 +1,39 @@
+"""The examples in docstrings run as written, beside a dataset called `teapots`."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+MODULES = ["factors", "scene", "datasets.ident3d", "datasets.streaming"]
+
+
+def run(module: str) -> None:
+    results = doctest.testmod(importlib.import_module(f"ident3d.{module}"))
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples(module: str, fabricated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "teapots").symlink_to(fabricated)
+    monkeypatch.chdir(tmp_path)
+    run(module)
+
+
+@pytest.mark.render
+def test_examples_that_render() -> None:
+    run("render.pictures")
+
+
+def test_no_example_is_left_out() -> None:
+    package = Path(importlib.import_module("ident3d").__file__ or "").parent
+    found = {
+        str(p.relative_to(package).with_suffix("")).replace("/", ".")
+        for p in package.rglob("*.py")
+        if ">>>" in p.read_text()
+    }
+    assert found == {*MODULES, "render.pictures"}
