@@ -33,7 +33,7 @@ def test_every_public_name_loads() -> None:
         assert getattr(ident3d, name) is not None
     assert set(ident3d.__all__) <= set(dir(ident3d))
     with pytest.raises(AttributeError, match="no attribute 'Ident4D'"):
-        _ = ident3d.Ident4D  # type: ignore[attr-defined]
+        _ = ident3d.Ident4D
 
 
 def test_data_files_are_shipped() -> None:

@@ -140,4 +140,4 @@ class Ident3DStream(ShardedSplit, IterableDataset[tuple[Any, Any]]):
 
     def __repr__(self) -> str:
         order = f"shuffled by seed {self.seed}, window {self.buffer}" if self.shuffle else "in order"
-        return f"Ident3DStream, epoch {self.epoch}, {order}, of\n{self.describe()}"
+        return f"Ident3DStream {self.describe()}\n    epoch {self.epoch}, {order}"

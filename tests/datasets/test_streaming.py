@@ -268,5 +268,6 @@ def test_bad_options_are_refused(fabricated: Path, options: dict[str, int]) -> N
 def test_repr_says_what_comes_next(fabricated: Path) -> None:
     stream = Ident3D(fabricated).stream(seed=3, buffer=100)
     stream.set_epoch(2)
-    assert repr(stream).startswith("Ident3DStream, epoch 2, shuffled by seed 3, window 100, of\nIdent3D '3dident'")
+    assert repr(stream).startswith("Ident3DStream '3dident', split 'train'")
+    assert repr(stream).endswith("epoch 2, shuffled by seed 3, window 100")
     assert "in order" in repr(Ident3D(fabricated).stream(shuffle=False))

@@ -7,15 +7,16 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ident3d import BusyError, DatasetError, Ident3D, RenderError, RenderOptions, SpecError, render_dataset
+from ident3d import BusyError, DatasetError, Ident3D, RenderError, RenderOptions, SpecError, load_scene, render_dataset
 from ident3d.render.draws import draw_latents
 from ident3d.render.folder import RenderFolder
 
-TINY = {"resolution": 16, "quality": "draft", "quiet": True}
+TINY: dict[str, Any] = {"resolution": 16, "quality": "draft", "quiet": True}
 
 
 def files(root: Path) -> dict[str, bytes]:
@@ -125,10 +126,10 @@ def test_latents_and_samples_must_agree(tmp_path: Path) -> None:
         ({"samples": None}, "samples: missing"),
     ],
 )
-def test_bad_options_are_refused_before_anything_is_made(tmp_path: Path, change: dict[str, object], words: str) -> None:
-    arguments: dict[str, object] = {"out": tmp_path / "d", "samples": 4, **change}
+def test_bad_options_are_refused_before_anything_is_made(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    arguments: dict[str, Any] = {"out": tmp_path / "d", "samples": 4, **change}
     with pytest.raises(SpecError, match=words):
-        render_dataset(RenderOptions(**arguments))  # type: ignore[arg-type]
+        render_dataset(RenderOptions(**arguments))
     assert not (tmp_path / "d").exists()
 
 
@@ -145,12 +146,12 @@ def test_bad_options_are_refused_before_anything_is_made(tmp_path: Path, change:
         ({"split": "val", "resolution": 64}, "its split train.*\n.*resolution: 32 there, 64 asked"),
     ],
 )
-def test_a_command_that_differs_is_refused(rendered: Path, change: dict[str, object], words: str) -> None:
+def test_a_command_that_differs_is_refused(rendered: Path, change: dict[str, Any], words: str) -> None:
     before = files(rendered)
-    same: dict[str, object] = {"out": rendered, "samples": 12, "seed": 7, "shard_size": 4}
+    same: dict[str, Any] = {"out": rendered, "samples": 12, "seed": 7, "shard_size": 4}
     same |= {"resolution": 32, "quality": "draft", "quiet": True}
     with pytest.raises(SpecError, match=words):
-        render_dataset(RenderOptions(**{**same, **change}))  # type: ignore[arg-type]
+        render_dataset(RenderOptions(**{**same, **change}))
     assert files(rendered) == before
 
 
@@ -170,7 +171,7 @@ def test_what_cannot_fit_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest
 
     render = object.__new__(dataset._Render)
     render.folder = RenderFolder(tmp_path)
-    render.plan = RenderOptions(tmp_path, 10**9).plan(dataset.load_scene("3dident"), None)
+    render.plan = RenderOptions(tmp_path, 10**9).plan(load_scene("3dident"), None)
     with pytest.raises(RenderError, match=r"1,000,000,000 pictures need at least .* GB"):
         render.check_disk(10**9)
     render.check_disk(1)

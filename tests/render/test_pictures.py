@@ -38,7 +38,8 @@ def test_directions() -> None:
 
     def centre(picture: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
         """Of the teapot: where red is far above blue."""
-        return np.argwhere(picture[..., 0] - picture[..., 2] > 100).mean(axis=0)
+        where: np.ndarray = np.argwhere(picture[..., 0] - picture[..., 2] > 100)  # type: ignore[type-arg]
+        return np.asarray(where.mean(axis=0))
 
     rest, up, right, green = pictures
     assert centre(up)[0] < centre(rest)[0] - 3

@@ -62,11 +62,11 @@ def test_no_bpy_says_how_to_get_it(tmp_path: Path) -> None:
 def test_a_python_without_wheels_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from ident3d.render import process
 
-    monkeypatch.setattr(process.sys, "version_info", (3, 12, 1))
+    monkeypatch.setattr(sys, "version_info", (3, 12, 1))
     text = process._explain_import(sys.executable, "No module named 'bpy'")
     assert "Python 3.12 has no bpy wheel" in text
     assert "IDENT3D_BLENDER_PYTHON" in text
-    monkeypatch.setattr(process.sys, "version_info", (3, 11, 7))
+    monkeypatch.setattr(sys, "version_info", (3, 11, 7))
     assert "pip install 'ident3d[render]'" in process._explain_import(sys.executable, "No module named 'bpy'")
 
 
