@@ -47,6 +47,7 @@ class Renderer:
 
     Attributes:
         device: what renders: `CPU` or one of DEVICES.
+        gpus: how many of that kind there are; 0 for the CPU.
 
     Raises:
         SpecError: a mesh that Blender cannot read or that holds no face.
@@ -72,7 +73,7 @@ class Renderer:
         self.object_colour = _add_material(self.object, spec.object)
         self.ground_colour = _add_material(self.ground, spec.ground)
         _configure(self.scene, settings, resolution, threads)
-        self.device = _choose_device(self.scene, device, gpu)
+        self.device, self.gpus = _choose_device(self.scene, device, gpu)
         self._output = _Output(self.scene)
 
     def render(self, params: SceneParams, seed: int) -> NDArray[np.uint8]:
@@ -271,11 +272,14 @@ def _configure(scene: Any, settings: RenderSettings, resolution: int, threads: i
     scene.view_settings.look = "None"
 
 
-def _choose_device(scene: Any, wanted: str, gpu: int) -> str:
-    """Switch to the wanted device, or for `auto` to the fastest kind of GPU, or to the CPU where there is none."""
+def _choose_device(scene: Any, wanted: str, gpu: int) -> tuple[str, int]:
+    """Switch to the wanted device, or for `auto` to the fastest kind of GPU, or to the CPU where there is none.
+
+    Returns the kind, and how many GPUs of it there are.
+    """
     scene.cycles.device = "CPU"
     if wanted == "cpu":
-        return "CPU"
+        return "CPU", 0
     preferences = bpy.context.preferences.addons["cycles"].preferences
     for kind in DEVICES if wanted == "auto" else (wanted.upper(),):
         found = _gpus(preferences, kind)
@@ -284,9 +288,9 @@ def _choose_device(scene: Any, wanted: str, gpu: int) -> str:
                 device.use = i == gpu % len(found)
             scene.cycles.device = "GPU"
             scene.cycles.denoising_use_gpu = True
-            return kind
+            return kind, len(found)
     if wanted == "auto":
-        return "CPU"
+        return "CPU", 0
     raise RenderError(f"device {wanted!r}: Blender finds none on this machine; use --device auto or --device cpu")
 
 

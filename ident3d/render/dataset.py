@@ -77,6 +77,10 @@ class RenderOptions:
         if self.device not in DEVICE_NAMES:
             raise SpecError(f"device {self.device!r}: expected one of {', '.join(DEVICE_NAMES)}")
         _count_workers(self.workers)
+        # Texts will do for paths, from Python too.
+        object.__setattr__(self, "out", Path(self.out))
+        if self.latents is not None:
+            object.__setattr__(self, "latents", Path(self.latents))
         if self.samples is None and self.latents is None:
             raise SpecError("samples: missing; say how many pictures, or give latents")
 
@@ -217,6 +221,8 @@ class _Render:
         try:
             self.plan = dataclasses.replace(self.plan, device=first.device, blender=first.blender)
             self.folder.check(self.plan)
+            if first.gpus and _count_workers(self.options.workers) is None:
+                self.workers = first.gpus
             jobs = self.prepare()
             self.render(jobs, first)
         finally:

@@ -87,6 +87,7 @@ class WorkerProcess:
     Attributes:
         blender: Blender's version.
         device: what renders.
+        gpus: how many GPUs of that kind there are; 0 for the CPU.
 
     Raises:
         RenderError: no bpy there, a library absent, or Blender failed at start.
@@ -118,6 +119,7 @@ class WorkerProcess:
             raise
         self.blender: str = ready["blender"]
         self.device: str = ready["device"]
+        self.gpus: int = ready["gpus"]
 
     @property
     def pid(self) -> int:

@@ -236,7 +236,8 @@ def main() -> None:
 
             session = _Session(setup, events)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        session.send("ready", blender=bpy.app.version_string, device=session.renderer.device)
+        renderer = session.renderer
+        session.send("ready", blender=bpy.app.version_string, device=renderer.device, gpus=renderer.gpus)
         while True:
             command = commands.get()
             if "shard" in command:

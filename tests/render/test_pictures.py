@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from ident3d import SpecError, render_latents
+from ident3d import RenderOptions, SpecError, render_latents
 
 
 @pytest.mark.render
@@ -45,6 +47,12 @@ def test_directions() -> None:
     assert centre(up)[0] < centre(rest)[0] - 3
     assert centre(right)[1] > centre(rest)[1] + 3
     assert (green[..., 1] - rest[..., 1]).max() > 80
+
+
+def test_paths_may_be_texts() -> None:
+    options = RenderOptions("teapots", latents="u.npy")  # type: ignore[arg-type]
+    assert options.out == Path("teapots")
+    assert options.latents == Path("u.npy")
 
 
 def test_bad_input() -> None:
