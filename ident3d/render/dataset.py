@@ -217,6 +217,7 @@ class _Render:
         return WorkerProcess(self.python, dataclasses.replace(self.setup, gpu=number), log, (self.lock,))
 
     def run(self) -> Manifest:
+        self.check_disk()
         first = self.spawn(0)
         try:
             self.plan = dataclasses.replace(self.plan, device=first.device, blender=first.blender)
@@ -243,14 +244,15 @@ class _Render:
         self.latents = write_latents(work / "latents.npy", self.plan, self.scene.spec, self.given)
         return [ShardJob.of(self.plan, k, target, work) for k in range(self.plan.shards)]
 
-    def check_disk(self, pictures: int) -> None:
+    def check_disk(self) -> None:
         """Refuse what cannot fit, rather than find out after days."""
-        need = pictures * least_bytes(self.plan.resolution)
+        there = sum(p.stat().st_size for p in self.folder.root.glob(f"{self.plan.split}/*") if p.is_file())
+        need = self.plan.samples * least_bytes(self.plan.resolution) - there
         free = shutil.disk_usage(self.folder.root).free
         if need > free:
             raise RenderError(
-                f"{self.folder.root}: {pictures:,} pictures need at least {need / 1e9:,.3g} GB, "
-                f"{free / 1e9:,.3g} GB are free; make room or render fewer"
+                f"{self.folder.root}: {self.plan.samples:,} pictures need at least {need / 1e9:,.2f} GB more, "
+                f"{free / 1e9:,.2f} GB are free; make room or render fewer"
             )
 
     def summary(self, job: ShardJob) -> ShardSummary | None:
@@ -259,9 +261,7 @@ class _Render:
     def render(self, jobs: list[ShardJob], first: WorkerProcess) -> None:
         """Render every shard that is not in place yet, with a progress bar."""
         todo = [job for job in jobs if self.summary(job) is None]
-        missing = sum(job.stop - job.start for job in todo)
-        stored = self.plan.samples - missing
-        self.check_disk(missing)
+        stored = self.plan.samples - sum(job.stop - job.start for job in todo)
         with Progress(self.plan.samples, stored, quiet=self.options.quiet) as progress:
 
             def on_event(event: dict[str, Any]) -> None:

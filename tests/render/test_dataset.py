@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ident3d import BusyError, DatasetError, Ident3D, RenderError, RenderOptions, SpecError, load_scene, render_dataset
+from ident3d import BusyError, DatasetError, Ident3D, RenderError, RenderOptions, SpecError, render_dataset
 from ident3d.render.draws import draw_latents
 from ident3d.render.folder import RenderFolder
 
@@ -166,15 +166,10 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_what_cannot_fit_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ident3d.render import dataset
-
-    render = object.__new__(dataset._Render)
-    render.folder = RenderFolder(tmp_path)
-    render.plan = RenderOptions(tmp_path, 10**9).plan(load_scene("3dident"), None)
-    with pytest.raises(RenderError, match=r"1,000,000,000 pictures need at least .* GB"):
-        render.check_disk(10**9)
-    render.check_disk(1)
+def test_what_cannot_fit_the_disk_is_refused_before_blender_starts(tmp_path: Path) -> None:
+    with pytest.raises(RenderError, match=r"1,000,000,000 pictures need at least 14,\d+\.\d\d GB more"):
+        render_dataset(RenderOptions(tmp_path / "d", 10**9, blender_python="/bin/true"))
+    assert not (tmp_path / "d" / "train").exists()
 
 
 @pytest.mark.render
