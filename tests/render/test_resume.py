@@ -105,7 +105,14 @@ def test_kill_of_the_parent_ends_the_workers_and_frees_the_folder(
 
 @pytest.mark.render
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
-    process = subprocess.Popen(command(tmp_path / "d"), start_new_session=True, text=True, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command(tmp_path / "d"),
+        start_new_session=True,
+        text=True,
+        stderr=subprocess.PIPE,
+        # A shell starts background jobs with SIGINT ignored, and the tests may run in one.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     wait_for(tmp_path / "d", 4, process)
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
