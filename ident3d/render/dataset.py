@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -139,16 +137,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@contextmanager
-def _disk_errors(root: Path) -> Iterator[None]:
-    """A full or failing disk, told as such."""
-    try:
-        yield
-    except OSError as error:
-        hint = "what is finished stays: mend it, then run the same command to go on"
-        raise RenderError(f"{error.filename or root}: {error.strerror or error}; {hint}") from None
-
-
 def render_dataset(options: RenderOptions) -> Manifest:
     """Render one split into a dataset, going on where an earlier call with the same options stopped.
 
@@ -172,7 +160,7 @@ def render_dataset(options: RenderOptions) -> Manifest:
     if manifest is not None:
         return manifest
     folder.create()
-    with folder.lock() as lock, _disk_errors(options.out):
+    with folder.lock() as lock, folder.disk_errors():
         return _Render(options, scene, plan, given, folder, python, lock).run()
 
 

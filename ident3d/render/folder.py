@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ident3d.errors import BusyError, DatasetError, SpecError
+from ident3d.errors import BusyError, DatasetError, RenderError, SpecError
 from ident3d.files import write_json
 from ident3d.render.plan import RenderPlan
 from ident3d.render.quality import RenderSettings
@@ -99,6 +99,19 @@ class RenderFolder:
             file.write(f"{os.getpid()}\n")
             file.flush()
             yield file.fileno()
+
+    @contextmanager
+    def disk_errors(self) -> Iterator[None]:
+        """A full or failing disk, told as such.
+
+        Raises:
+            RenderError: in place of an OSError of the block.
+        """
+        try:
+            yield
+        except OSError as error:
+            hint = "what is finished stays: mend it, then run the same command to go on"
+            raise RenderError(f"{error.filename or self.root}: {error.strerror or error}; {hint}") from None
 
     def work(self, split: str) -> Path:
         """Where a split in progress keeps its plan, latents and summaries."""

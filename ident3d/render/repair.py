@@ -52,7 +52,7 @@ def repair_dataset(
 
     Raises:
         DatasetError: the scene that the dataset keeps is damaged, or the user's own latents are lost.
-        RenderError: Blender is absent or failed.
+        RenderError: Blender is absent or failed, or the disk is full.
     """
     manifest = read_manifest(root)
     broken_scene = [p for p in problems if not p.split]
@@ -61,7 +61,7 @@ def repair_dataset(
     folder = RenderFolder(root)
     folder.create()
     lines: list[str] = []
-    with folder.lock() as lock:
+    with folder.lock() as lock, folder.disk_errors():
         for split in manifest.splits:
             mine = [p for p in problems if p.split == split]
             if mine:
@@ -171,7 +171,7 @@ class _SplitRepair:
                     rendered.append(event["index"])
                 bar.update(event["event"] == "shard")
 
-            failures = run_local(jobs, cores(), first, spawn, on_event)
+            failures = run_local(jobs, first.gpus or cores(), first, spawn, on_event)
         if failures:
             raise DatasetError(f"shard {failures[0].shard} cannot be rendered again: {failures[0].message}")
         for shard in shards:

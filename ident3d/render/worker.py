@@ -4,7 +4,8 @@ Run by path, `python .../ident3d/render/worker.py`, under any interpreter that h
 need not be installed there.
 
 Commands: first a setup (fields of `Setup`), then `{"shard": {fields of ShardJob}}` or `{"picture": {...}}`.
-Events: `ready`, `picture` after each picture, `shard` after each shard, `error` with a kind and a message.
+Events: `ready`, `start` before and `picture` after each picture, `shard` after each shard, `error` with a kind and a
+message.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 from pathlib import Path
@@ -121,6 +122,18 @@ def test_nothing_is_lost_when_blender_is_absent(dataset: Path, tmp_path: Path) -
     with pytest.raises(RenderError):
         repair_dataset(dataset, verify_dataset(dataset), str(fake))
     assert shard.read_bytes() == before
+
+
+def test_a_full_disk_is_told_as_such(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ident3d.render import repair
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "latents.npy")
+
+    (dataset / "train" / "index.npy").unlink()
+    monkeypatch.setattr(repair, "write_latents", full)
+    with pytest.raises(RenderError, match=r"latents.npy: No space left on device; what is finished stays"):
+        repair_dataset(dataset, verify_dataset(dataset))
 
 
 def test_an_interrupted_repair_goes_on(dataset: Path, rendered: Path) -> None:
