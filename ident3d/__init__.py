@@ -11,27 +11,45 @@ from typing import TYPE_CHECKING, Any
 from ident3d._version import __version__
 
 if TYPE_CHECKING:
+    from ident3d.conditionals import Change, Joint, Share, conditional
     from ident3d.datasets.ident3d import Ident3D
+    from ident3d.datasets.pairs import PairSampler, pair_loader
     from ident3d.datasets.streaming import Ident3DStream
+    from ident3d.datasets.views import simclr
+    from ident3d.distributions import Distribution, GeneralizedNormal, Laplace, Normal, Uniform
     from ident3d.errors import BusyError, DatasetError, Ident3DError, RenderError, SpecError
     from ident3d.factors import FACTORS, Factor, Factors
     from ident3d.render.dataset import RenderOptions, render_dataset
     from ident3d.render.pictures import render_latents
     from ident3d.scene import SceneParams, SceneSpec, scene_params
     from ident3d.scenes import bundled_scenes, load_scene
+    from ident3d.spaces import Box, Product, Real, Space, Sphere
+    from ident3d.von_mises_fisher import VonMisesFisher
 
 __all__ = [
     "__version__",
+    "Box",
     "bundled_scenes",
     "BusyError",
+    "Change",
+    "conditional",
     "DatasetError",
+    "Distribution",
     "Factor",
     "FACTORS",
     "Factors",
+    "GeneralizedNormal",
     "Ident3D",
     "Ident3DError",
     "Ident3DStream",
+    "Joint",
+    "Laplace",
     "load_scene",
+    "Normal",
+    "pair_loader",
+    "PairSampler",
+    "Product",
+    "Real",
     "render_dataset",
     "render_latents",
     "RenderError",
@@ -39,18 +57,30 @@ __all__ = [
     "scene_params",
     "SceneParams",
     "SceneSpec",
+    "Share",
+    "simclr",
+    "Space",
     "SpecError",
+    "Sphere",
+    "Uniform",
+    "VonMisesFisher",
 ]
 
 _HOMES = {
+    "conditionals": ("Change", "conditional", "Joint", "Share"),
     "datasets.ident3d": ("Ident3D",),
+    "datasets.pairs": ("pair_loader", "PairSampler"),
     "datasets.streaming": ("Ident3DStream",),
+    "datasets.views": ("simclr",),
+    "distributions": ("Distribution", "GeneralizedNormal", "Laplace", "Normal", "Uniform"),
     "errors": ("BusyError", "DatasetError", "Ident3DError", "RenderError", "SpecError"),
     "factors": ("FACTORS", "Factor", "Factors"),
     "render.dataset": ("RenderOptions", "render_dataset"),
     "render.pictures": ("render_latents",),
     "scene": ("SceneParams", "SceneSpec", "scene_params"),
     "scenes": ("bundled_scenes", "load_scene"),
+    "spaces": ("Box", "Product", "Real", "Space", "Sphere"),
+    "von_mises_fisher": ("VonMisesFisher",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

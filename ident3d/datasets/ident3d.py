@@ -17,7 +17,9 @@ from ident3d.files import read_npy
 from ident3d.shards.reader import SplitReader
 
 if TYPE_CHECKING:
+    from ident3d.datasets.batches import PairLoader
     from ident3d.datasets.streaming import Ident3DStream
+    from ident3d.distributions import Distribution
 
 __all__ = ["Ident3D"]
 
@@ -116,6 +118,32 @@ class Ident3D(ShardedSplit, Dataset[tuple[Any, Any]]):
             seed=seed,
             buffer=buffer,
         )
+
+    def pairs(
+        self, conditional: str | Distribution | None = None, *, batch_size: int, seed: int = 0, **options: Any
+    ) -> PairLoader:
+        """A DataLoader of positive pairs (x, x~, z, z~), the same for the same seed: see `pair_loader`.
+
+        Args:
+            conditional: p(z~ | z), e.g. `normal(scale=0.05)`: z~ is matched to the nearest stored sample. None for the
+                pairs that the dataset was rendered with, or with `share`, `change` or `views`.
+            batch_size: pairs a batch.
+            seed: what the batches are drawn from.
+            options: `share=["object_hue"]`, `change=1` or `views=ident3d.simclr(64)`; `match="hnsw"` and other options
+                of `PairSampler`; num_workers and other options of DataLoader.
+
+        Raises:
+            SpecError: no pairs to serve, or what `PairSampler` refuses.
+
+        Example:
+            >>> pairs = Ident3D("teapots").pairs("laplace(scale=0.05)", batch_size=8, seed=1)
+            >>> x, positive, z, z_positive = next(iter(pairs))
+            >>> x.shape, z.shape
+            (torch.Size([8, 3, 16, 16]), torch.Size([8, 10]))
+        """
+        from ident3d.datasets.pairs import pair_loader
+
+        return pair_loader(self, conditional, batch_size=batch_size, seed=seed, **options)
 
     def __repr__(self) -> str:
         return f"Ident3D {self.describe()}"

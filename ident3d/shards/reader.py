@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +90,10 @@ class SplitReader:
         self.__dict__.update(state)
         self._open()
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # Bound here, since the module's names are gone when the interpreter ends.
         for fd in self.__dict__.get("_files", {}).values():
-            os.close(fd)
+            close(fd)
 
     def __len__(self) -> int:
         return self.split.samples

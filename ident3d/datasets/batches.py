@@ -1,0 +1,180 @@
+"""Batches that are numbered: batch k of a seed is always the same, whoever asks, whenever, on whatever rank."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from ident3d.errors import SpecError
+
+__all__ = ["BatchStream", "PairLoader", "generator_of"]
+
+MAX_BATCH = 10**7
+
+
+def generator_of(*key: object) -> torch.Generator:
+    """A generator on the CPU that is a function of a key, such as (what, seed, number)."""
+    text = "/".join(str(part) for part in ("ident3d", *key))
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    if rank is None and world_size is None:
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if distributed else (0, 1)
+    if rank is None or world_size is None or not 0 <= rank < world_size:
+        raise SpecError(f"rank = {rank}, world_size = {world_size}: expected both, with 0 <= rank < world_size")
+    return rank, world_size
+
+
+class BatchStream(Sampler[list[tuple[int, int]]]):
+    """An endless series of batches, numbered from 0, cut into epochs; to be a DataLoader's `batch_sampler`.
+
+    With several ranks, rank r of W gets batches r, r + W, r + 2 W, ... Each pass yields what is left of the epoch,
+    and the next pass is the next epoch, so that no batch comes twice.
+
+    Args:
+        batch_size: pairs a batch, at least 1.
+        seed: 0 or more.
+        samples: how many samples there are.
+        batches: batches a rank and epoch; by default one anchor a sample, over all ranks.
+        rank: this process among `world_size`; both are taken from torch.distributed where it is initialised.
+        world_size: how many processes there are.
+
+    Attributes:
+        step: how many batches this rank has handed out.
+        kind: what the pairs are, in words; a state of other pairs is refused.
+
+    Raises:
+        SpecError: a value out of range.
+    """
+
+    kind = "pairs"
+
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        samples: int,
+        batches: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        given = 1 if batches is None else batches
+        for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("batches", given, 1)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise SpecError(f"{name} = {value!r}: expected a whole number of at least {least}")
+        if batch_size > MAX_BATCH:
+            raise SpecError(f"batch_size = {batch_size}: expected at most {MAX_BATCH:,}")
+        self.rank, self.world_size = _ranks(rank, world_size)
+        self.batch_size, self.seed = batch_size, seed
+        self.batches = max(1, samples // (batch_size * self.world_size)) if batches is None else batches
+        self.step = 0
+
+    @abstractmethod
+    def batch(self, number: int) -> list[tuple[int, int]]:
+        """Batch `number` of the series, of all ranks': a function of the seed and the number alone."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch."""
+        return self.step // self.batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch. There is no need to: passes follow each other by themselves.
+
+        Raises:
+            SpecError: a negative epoch.
+        """
+        if epoch < 0:
+            raise SpecError(f"epoch = {epoch}: expected 0 or more")
+        self.step = epoch * self.batches
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for _ in range(self.batches - self.step % self.batches):
+            number = self.step * self.world_size + self.rank
+            self.step += 1
+            yield self.batch(number)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the series stands, as plain data. `load_state_dict` goes on there."""
+        return {
+            "kind": self.kind,
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "next": self.step * self.world_size,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a `state_dict` was taken, on any number of ranks.
+
+        Raises:
+            SpecError: the state of other pairs, another seed or batch size, or of something else.
+        """
+        for name in ("kind", "seed", "batch_size"):
+            if state.get(name) != getattr(self, name):
+                raise SpecError(f"state of {name} = {state.get(name)!r}; this series has {getattr(self, name)!r}")
+        if not isinstance(state.get("next"), int) or state["next"] < 0:
+            raise SpecError(f"state: next = {state.get('next')!r}, expected a whole number of at least 0")
+        self.step = -(-state["next"] // self.world_size)
+
+
+class PairLoader(DataLoader[Any]):
+    """A DataLoader over a `BatchStream`. Its state counts the batches that were delivered, not those that workers
+    fetched ahead.
+
+    Args:
+        dataset: items by pairs of numbers.
+        stream: which items, in batches.
+        options: of DataLoader: num_workers, pin_memory, ...
+
+    Raises:
+        SpecError: an option that the stream decides.
+    """
+
+    def __init__(self, dataset: Any, stream: BatchStream, **options: Any) -> None:
+        taken = {"batch_sampler", "sampler", "shuffle", "drop_last"} & set(options)
+        if taken:
+            raise SpecError(
+                f"{', '.join(sorted(taken))}: not an option of pairs, which decide their batches themselves"
+            )
+        self.stream = stream
+        super().__init__(dataset, batch_sampler=stream, **options)
+        self._step = stream.step
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self.stream.step = self._step
+        for batch in super().__iter__():
+            self._step += 1
+            yield batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; see `BatchStream.set_epoch`."""
+        self.stream.set_epoch(epoch)
+        self._step = self.stream.step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the deliveries stand, as plain data."""
+        ahead, self.stream.step = self.stream.step, self._step
+        state = self.stream.state_dict()
+        self.stream.step = ahead
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a `state_dict` was taken.
+
+        Raises:
+            SpecError: the state of another series.
+        """
+        self.stream.load_state_dict(state)
+        self._step = self.stream.step

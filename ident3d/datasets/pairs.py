@@ -1,0 +1,317 @@
+"""Positive pairs: which stored samples form them, and a DataLoader of them.
+
+The positive of an anchor z is a z~ drawn from a conditional. Where only stored samples can be served, z~ is replaced by
+the nearest of them, as in Zimmermann et al. 2021 (appendix A.4); how much that changes, `ident3d.pair_report` tells.
+Datasets rendered with `--pairs` hold each z~ itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ident3d.conditionals import Share, columns_of
+from ident3d.conditionals import conditional as parse_conditional
+from ident3d.datasets.batches import BatchStream, PairLoader, generator_of
+from ident3d.datasets.index_cache import IndexCache
+from ident3d.datasets.matching import Metric, Nearest, check_match, make_index
+from ident3d.datasets.split import Array
+from ident3d.datasets.views import ViewItems, ViewStream
+from ident3d.distributions import Distribution
+from ident3d.errors import SpecError
+from ident3d.factors import Factors
+from ident3d.spaces import Box
+
+__all__ = ["Matches", "PairSampler", "RenderedPairs", "pair_loader"]
+
+QUERIES = 32_768
+"""Pairs matched at once: enough for the exact index to be at its fastest, and a third of a second's work."""
+
+
+def latents_of(data: Any) -> Float32[Array, "samples dim"]:
+    """The latents of a dataset, or an array of them, as float32 on the CPU.
+
+    Raises:
+        SpecError: neither, or not an array (N, d) of numbers with N at least 2.
+    """
+    found = getattr(data, "latents", data)
+    if isinstance(found, Tensor):
+        found = found.detach().cpu().numpy()
+    if not isinstance(found, np.ndarray):
+        raise SpecError(f"{type(data).__name__}: expected a dataset with .latents, or an array (N, d)")
+    if found.ndim != 2 or found.dtype.kind not in "fiu" or not found.shape[1]:
+        raise SpecError(f"latents are {found.dtype} {found.shape}: expected numbers (N, d)")
+    if len(found) < 2:
+        raise SpecError(f"{len(found)} sample{'s'[: len(found) != 1]}: pairs need at least 2")
+    return np.ascontiguousarray(found, np.float32)
+
+
+def law_of(data: Any, latents: Float32[Array, "samples dim"], law: str | Distribution) -> Distribution:
+    """The conditional over a dataset's latents.
+
+    A dataset's latents lie in the unit cube. An array's lie in the space of the law, or for a text in the unit cube.
+
+    Raises:
+        SpecError: an unknown conditional; latents that are NaN or outside the space.
+    """
+    table = table_of(data)
+    space = Box(latents.shape[1])
+    made = parse_conditional(law, space, table)
+    if table is not None and repr(made.space) != repr(space):
+        raise SpecError(f"conditional {made!r}: these latents live in {space!r}")
+    made.check(torch.from_numpy(latents))
+    return made
+
+
+def table_of(data: Any) -> Factors | None:
+    """The names of a dataset's latents, where it has any."""
+    table = getattr(data, "factors", None)
+    return table if isinstance(table, Factors) else None
+
+
+def default_cache(data: Any) -> Path | None:
+    """Beside the dataset; nowhere for an array."""
+    root = getattr(data, "root", None)
+    return Path(root) / ".pairs" if root is not None else None
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Anchors, the z~ drawn for them, and the stored samples that stand for these.
+
+    Attributes:
+        anchors: int64 (n,).
+        wanted: the z~ as drawn, float32 (n, d).
+        positives: int64 (n,).
+        distance: between z~ and its positive, in the metric of the match, float64 (n,).
+    """
+
+    anchors: Array
+    wanted: Array
+    positives: Array
+    distance: Array
+
+
+class PairSampler(BatchStream):
+    """Batches of (anchor, positive) index pairs: a `batch_sampler` over any dataset with latents.
+
+    Anchors are drawn uniformly from the stored samples, with replacement. For a whole block of batches at once, z~ is
+    drawn from the conditional around each anchor's latent and matched to the nearest stored sample. Batch k of a seed
+    is always the same: across restarts, ranks, workers, and whatever was asked for before.
+
+    Args:
+        data: a dataset with `.latents`, or the array (N, d) itself.
+        conditional: p(z~ | z), as a text such as `normal(scale=0.05)` (see `ident3d.conditional`) or as a distribution.
+            Scales are in the latents' units: for datasets of ident3d, those of the unit cube.
+        batch_size: pairs a batch.
+        seed: what the batches are drawn from.
+        match: `exact`, or by FAISS `hnsw` or `ivf`.
+        factors: names, or for an array numbers, of the factors that the distance is over; all by default.
+        weights: of the squared differences, by name (1 for the others) or one for each of `factors`.
+        allow_self: whether the anchor may be its own positive.
+        batches: batches a rank and epoch; by default as many as there are samples for.
+        rank: of this process; from torch.distributed where that is initialised.
+        world_size: how many processes there are.
+        cache: where FAISS indices are kept; beside the dataset by default, nowhere for an array.
+        match_options: `neighbours`, `ef_construction`, `ef_search` for hnsw; `lists`, `probes`, `neighbours` for ivf.
+
+    Raises:
+        SpecError: an unknown conditional, parameter, factor or match; latents with NaN or outside the space; fewer than
+            two samples; FAISS is asked for and absent.
+
+    Example:
+        >>> latents = torch.rand(1000, 10, generator=torch.Generator().manual_seed(0))
+        >>> sampler = PairSampler(latents, "normal(scale=0.05)", batch_size=4, seed=0)
+        >>> len(sampler), len(sampler.batch(0)), sampler.batch(7) == sampler.batch(7)
+        (250, 4, True)
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        conditional: str | Distribution,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        match: str = "exact",
+        factors: Sequence[str | int] | None = None,
+        weights: Mapping[str, float] | Sequence[float] | None = None,
+        allow_self: bool = False,
+        batches: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        cache: str | Path | None = None,
+        match_options: Mapping[str, int] | None = None,
+    ) -> None:
+        check_match(match, match_options)
+        self.latents = latents_of(data)
+        self.law = law_of(data, self.latents, conditional)
+        self.metric = Metric.of(self.latents.shape[1], table_of(data), factors, weights)
+        self.match, self.match_options, self.allow_self = match, match_options, allow_self
+        self._cache = Path(cache) if cache is not None else default_cache(data)
+        self._label = str(getattr(data, "split", "array"))
+        self._nearest: Nearest | None = None
+        self._block: tuple[int, list[list[tuple[int, int]]]] = (-1, [])
+        self._block_rank = -1
+        self.kind = f"{self.law.text}, {match}"
+        super().__init__(
+            batch_size=batch_size,
+            seed=seed,
+            batches=batches,
+            samples=len(self.latents),
+            rank=rank,
+            world_size=world_size,
+        )
+
+    def nearest(self) -> Nearest:
+        """The index, built or read when it is first needed."""
+        if self._nearest is None:
+            cache = None if self._cache is None else IndexCache(self._cache, self._label, self.latents)
+            self._nearest = make_index(self.latents, self.metric, self.match, self.match_options, cache)
+        return self._nearest
+
+    def draw(self, number: int) -> tuple[Int64[Tensor, " batch"], Float[Tensor, "batch dim"]]:
+        """The anchors of a batch and a z~ for each, before any matching."""
+        generator = generator_of("pairs", self.seed, number)
+        anchors = torch.randint(len(self.latents), (self.batch_size,), generator=generator)
+        z = torch.from_numpy(self.latents[anchors.numpy()])
+        return anchors, self.law.around(z, generator=generator, check=False)
+
+    def match_batches(self, numbers: Sequence[int]) -> Matches:
+        """Several batches, one after the other, in one search.
+
+        Args:
+            numbers: of the batches.
+        """
+        drawn = [self.draw(number) for number in numbers]
+        anchors = torch.cat([a for a, _ in drawn]).numpy()
+        wanted = torch.cat([w for _, w in drawn]).numpy()
+        exclude = None if self.allow_self else anchors
+        square, positives = self.nearest()(self.metric.coordinates(wanted), exclude)
+        return Matches(anchors, wanted, positives, np.sqrt(square))
+
+    def batch(self, number: int) -> list[tuple[int, int]]:
+        """Batch `number`: `batch_size` pairs (anchor, positive)."""
+        first, block = self._block
+        step, rank = divmod(number, self.world_size)
+        if not first <= step < first + len(block) or rank != self._block_rank:
+            # One that is asked for out of order comes alone; what follows it is expected to be asked for as well.
+            in_order = step == first + len(block) and rank == self._block_rank
+            left = self.batches - step % self.batches
+            count = min(left, max(1, QUERIES // self.batch_size)) if in_order else 1
+            matches = self.match_batches([(step + i) * self.world_size + rank for i in range(count)])
+            pairs = list(zip(matches.anchors.tolist(), matches.positives.tolist(), strict=True))
+            size = self.batch_size
+            first, block = step, [pairs[i : i + size] for i in range(0, len(pairs), size)]
+            self._block, self._block_rank = (first, block), rank
+        return block[step - first]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_nearest": None, "_block": (-1, [])}
+
+
+class RenderedPairs(BatchStream):
+    """Batches of pairs (i, i): sample i with its own z~, rendered; i uniform over the samples.
+
+    Args:
+        samples: how many there are.
+        series: batch_size, seed, batches, rank, world_size, as for `PairSampler`.
+    """
+
+    kind = "rendered"
+
+    def __init__(self, samples: int, **series: Any) -> None:
+        super().__init__(samples=samples, **series)
+        self.samples = samples
+
+    def batch(self, number: int) -> list[tuple[int, int]]:
+        """Batch `number`: `batch_size` pairs (i, i)."""
+        generator = generator_of("rendered pairs", self.seed, number)
+        drawn = torch.randint(self.samples, (self.batch_size,), generator=generator).tolist()
+        return [(i, i) for i in drawn]
+
+
+class _PairItems(Dataset[tuple[Any, Any, Any, Any]]):
+    """Items (x, x~, z, z~) by pairs of indices. All that a worker is sent."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __getitem__(self, pair: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
+        (x, z), (positive, z_positive) = (self.data[i] for i in pair)
+        return x, positive, z, z_positive
+
+
+class _RenderedItems(_PairItems):
+    def __getitem__(self, pair: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
+        items: tuple[Any, Any, Any, Any] = self.data.pair(pair[0])
+        return items
+
+
+MATCHING = ("match", "factors", "weights", "allow_self", "cache", "match_options")
+SERIES = ("batches", "rank", "world_size")
+
+
+def pair_loader(
+    data: Any,
+    conditional: str | Distribution | None = None,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    share: Sequence[str | int] | None = None,
+    change: int | None = None,
+    views: Callable[[Any], Any] | None = None,
+    **options: Any,
+) -> PairLoader:
+    """A DataLoader of positive pairs (x, x~, z, z~), batch by batch.
+
+    One of three kinds: matched by a conditional (or its short forms `share` and `change`); two `views` of one picture;
+    and where nothing is asked for, the pairs that the dataset was rendered with.
+
+    Args:
+        data: a dataset with `.latents` whose item i is (picture, latents).
+        conditional: p(z~ | z); see `PairSampler`.
+        batch_size: pairs a batch.
+        seed: what the batches are drawn from.
+        share: factors that z~ shares with z; all others are drawn again.
+        change: how many factors z~ differs in.
+        views: a random transform, e.g. `ident3d.simclr(64)`: both pictures are it, applied to one picture twice.
+        options: batches, rank, world_size of the series, and match, factors, weights, allow_self, cache, match_options
+            of the matching, as for `PairSampler`; all others go to DataLoader: num_workers, pin_memory, ...
+
+    Raises:
+        SpecError: no pairs to serve, or more than one kind asked for; what `PairSampler` refuses.
+    """
+    asked = {"conditional": conditional, "share": share, "change": change, "views": views}
+    kinds = [name for name, value in asked.items() if value is not None]
+    if len(kinds) > 1:
+        raise SpecError(f"{' and '.join(kinds)}: expected one kind of pairs")
+    matching = {name: options.pop(name) for name in MATCHING if name in options}
+    series: dict[str, Any] = {"batch_size": batch_size, "seed": seed}
+    series |= {name: options.pop(name) for name in SERIES if name in options}
+    if matching and (not kinds or views is not None):
+        raise SpecError(f"{', '.join(matching)}: for matched pairs, but no conditional is given")
+    if views is not None:
+        return PairLoader(ViewItems(data, views), ViewStream(len(data), **series), **options)
+    if not kinds:
+        if not getattr(data, "has_pairs", False):
+            raise SpecError("conditional: missing; these samples were not rendered with --pairs, so say what z~ is")
+        return PairLoader(_RenderedItems(data), RenderedPairs(len(data), **series), **options)
+    law = conditional if conditional is not None else _short_form(data, share, change)
+    return PairLoader(_PairItems(data), PairSampler(data, law, **series, **matching), **options)
+
+
+def _short_form(data: Any, share: Sequence[str | int] | None, change: int | None) -> Distribution:
+    dim, table = latents_of(data).shape[1], table_of(data)
+    if share is None:
+        return parse_conditional(f"change(k={change!r})", Box(dim), table)
+    columns = columns_of(share, table, "share")
+    return Share(Box(dim), columns, [table.names[c] for c in columns] if table else None)
