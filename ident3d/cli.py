@@ -24,7 +24,8 @@ class Render(RenderOptions):
         """Render, and say what is there now."""
         manifest = render_dataset(self)
         split = manifest.splits[self.split]
-        print(f"{self.out}: {split.samples} pictures of split {self.split} in {len(split.shards)} shards")
+        what = "pairs" if split.pairs else "pictures"
+        print(f"{self.out}: {split.samples} {what} of split {self.split} in {len(split.shards)} shards")
 
 
 @dataclass(frozen=True)

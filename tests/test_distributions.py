@@ -13,15 +13,7 @@ import torch
 from scipy import stats  # type: ignore[import-untyped]
 from torch import Tensor
 
-from ident3d.distributions import (
-    Distribution,
-    GeneralizedNormal,
-    Laplace,
-    Normal,
-    Uniform,
-    exact_uniforms,
-    number,
-)
+from ident3d.distributions import Distribution, GeneralizedNormal, Laplace, Normal, Uniform, exact_uniforms, number
 from ident3d.errors import SpecError
 from ident3d.spaces import Box, Product, Real, Space, Sphere
 
@@ -240,9 +232,11 @@ def test_a_million_numbers_from_corners_walls_and_within_stay_inside(kind: str, 
     z = space.uniform(n, generator=seeded(2), dtype=dtype)
     z = torch.where(lot == 0, low, torch.where(lot == 1, high, z))
     law = Uniform(space) if kind == "uniform" else make(kind, space, (0.05, 1e-3))
-    x = law.around(z, generator=seeded(3))
-    assert x.dtype == dtype
-    assert ((x >= low) & (x <= high)).all()
+    # And the least and the greatest number that exact_uniforms gives, with which rounding can lead past a bound.
+    ends = torch.where(lot[: n // 20] % 2 == 0, 2.0**-54, 1 - 2.0**-53).to(F64)
+    for x in (law.around(z, generator=seeded(3)), law.from_uniforms(z[: n // 20], ends)):
+        assert x.dtype == dtype
+        assert ((x >= low) & (x <= high)).all()
 
 
 @every_kind
@@ -313,11 +307,15 @@ def test_uniform_numbers_fill_the_box_in_order() -> None:
             Uniform(space).from_uniforms(torch.zeros(1, space.dim), u)
 
 
-def test_uniform_numbers_are_never_zero_or_one_and_are_uniform() -> None:
+def test_uniform_numbers_are_never_zero_or_one_and_are_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
     u = exact_uniforms(200_000, 2, generator=seeded())
     assert u.dtype == F64
-    assert ((u > 0) & (u < 1)).all()
     assert agrees(u[:, 0], stats.uniform.cdf)
+    # One in 2^53 is 0 as it is drawn.
+    monkeypatch.setattr(torch, "rand", lambda *shape, **_: torch.tensor([0.0, 0.5, 1 - 2.0**-53], dtype=F64))
+    u = exact_uniforms(3, generator=seeded())
+    assert ((u > 0) & (u < 1)).all()
+    assert torch.isfinite(make("normal", Real(3), 1).from_uniforms(torch.zeros(1, 3), u[None])).all()
 
 
 def test_numbers_are_written_as_short_as_they_can_be_read_back() -> None:

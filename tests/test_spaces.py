@@ -118,6 +118,10 @@ def test_a_point_a_little_outside_is_inside_as_far_as_the_tolerance_goes() -> No
     assert Box(2).contains(x, 0.01).all()
     on = torch.tensor([[3.0, 4.0], [3.0, 4.00001], [3.0, 4.001]], dtype=torch.float64)
     assert Sphere(2, 5.0).contains(on).tolist() == [True, True, False]
+    # For a sphere the tolerance is a share of the radius.
+    for radius in (1e-4, 1e4):
+        scaled = radius * torch.tensor([[0.6, 0.8], [0.60003, 0.8]], dtype=torch.float64)
+        assert Sphere(2, radius).contains(scaled).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("space", SPACES, ids=repr)

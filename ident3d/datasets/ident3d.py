@@ -42,6 +42,7 @@ class Ident3D(ShardedSplit, Dataset[tuple[Any, Any]]):
         manifest: what the dataset is (`dataset.json`).
         factors: the factors in the targets' columns.
         latents: all latents of the split, float32 (N, factors). Reading them decodes nothing.
+        pair_latents: those of the positives, likewise, where the split was rendered with `--pairs`; else None.
 
     Raises:
         DatasetError: no dataset there, an unfinished or damaged one, a newer format, or no such split.
@@ -64,10 +65,16 @@ class Ident3D(ShardedSplit, Dataset[tuple[Any, Any]]):
     ) -> None:
         super().__init__(root, split, transform, target_transform, factors)
         self._reader = SplitReader(self.folder, self.entry)
-        self.latents: Float[Array, "samples factors"] = self._load_latents()
+        self._load_latents()
 
-    def _load_latents(self) -> Float[Array, "samples factors"]:
-        path = self.folder / "latents.npy"
+    def _load_latents(self) -> None:
+        self.latents: Float[Array, "samples factors"] = self._read_latents("latents.npy")
+        self.pair_latents: Float[Array, "samples factors"] | None = None
+        if self.has_pairs:
+            self.pair_latents = self._read_latents("pair.latents.npy")
+
+    def _read_latents(self, name: str) -> Float[Array, "samples factors"]:
+        path = self.folder / name
         try:
             stored = read_npy(path, mapped=True)
         except (OSError, ValueError) as error:
@@ -88,21 +95,45 @@ class Ident3D(ShardedSplit, Dataset[tuple[Any, Any]]):
             IndexError: no such sample.
             DatasetError: its shard is absent or truncated, or its picture does not decode; the text names the file.
         """
+        place = self._place(index)
+        return self.item(self._reader.picture(place), self.latents[place].copy(), lambda: self._reader.where(place))
+
+    def _place(self, index: SupportsIndex) -> int:
         place = operator.index(index)
         if place < 0:
             place += len(self)
         if not 0 <= place < len(self):
             raise IndexError(f"index {index} is out of range for {len(self)} samples")
-        return self.item(self._reader.picture(place), self.latents[place].copy(), lambda: self._reader.where(place))
+        return place
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether each sample holds a positive pair, rendered with `--pairs`."""
+        return bool(self.entry.pairs)
+
+    def pair(self, index: SupportsIndex) -> tuple[Any, Any, Any, Any]:
+        """The positive pair (x, x~, z, z~) that sample `index` was rendered with.
+
+        Raises:
+            IndexError: no such sample.
+            DatasetError: the split was not rendered with pairs, or what `__getitem__` raises.
+        """
+        if self.pair_latents is None:
+            raise DatasetError(f"{self.folder}: holds no pairs; they come from `ident3d render --pairs CONDITIONAL`")
+        place = self._place(index)
+        x, z = self[place]
+        encoded, latents = self._reader.picture(place, member=2), self.pair_latents[place].copy()
+        positive, z_positive = self.item(encoded, latents, lambda: f"{self._reader.where(place)}, positive")
+        return x, positive, z, z_positive
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["latents"]  # read again by the receiver, rather than copied to every worker
+        del state["latents"], state["pair_latents"]  # read again by the receiver, not copied to every worker
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.latents = self._load_latents()
+        self._load_latents()
 
     def stream(self, *, shuffle: bool = True, seed: int = 0, buffer: int = 1000) -> Ident3DStream:
         """The same samples as an IterableDataset that reads whole shards in order: see `Ident3DStream`."""

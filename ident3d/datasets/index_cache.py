@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ident3d.files import write_atomic
 
@@ -34,7 +35,7 @@ class IndexCache:
         latents: float32 (N, d).
     """
 
-    def __init__(self, folder: Path, label: str, latents: np.ndarray[Any, Any]) -> None:
+    def __init__(self, folder: Path, label: str, latents: NDArray[np.float32]) -> None:
         self.folder, self.label = folder, label
         digest = hashlib.sha256(np.ascontiguousarray(latents).data).hexdigest()
         self.latents = {"latents": digest, "shape": list(latents.shape)}

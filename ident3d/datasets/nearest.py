@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 __all__ = ["GridIndex"]
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[Any]
 
 CELL = 240
 """Points a cell, about: fewer make more work of choosing cells, more make more of comparing."""

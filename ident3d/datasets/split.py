@@ -19,7 +19,7 @@ from ident3d.shards.summary import decode
 
 __all__ = ["Array", "ShardedSplit", "Transform", "to_tensor"]
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[Any], Any]
 
 
@@ -119,5 +119,6 @@ class ShardedSplit:
             f"    rendered: quality {m.quality}, Blender {m.versions['blender']}, {m.device}, seed {self.entry.seed}",
             f"    factors: {', '.join(self.factors.names)}",
         ]
+        lines += [f"    positive pairs: rendered, {self.entry.pairs}"] if self.entry.pairs else []
         lines += [f"    {name}: {t!r}" for name in ("transform", "target_transform") if (t := getattr(self, name))]
         return "\n".join(lines)

@@ -17,7 +17,7 @@ from ident3d.errors import DatasetError, RenderError, SpecError
 from ident3d.render.executors import run_local
 from ident3d.render.finish import finish_split, finished_summary, save_scene
 from ident3d.render.folder import RenderFolder
-from ident3d.render.latents import DRAWN, array_sha256, load_user_latents, write_latents
+from ident3d.render.latents import DRAWN, array_sha256, load_user_latents, pair_law, stored_rows, write_latents
 from ident3d.render.plan import RenderPlan, ShardJob, auto_shard_size
 from ident3d.render.process import WorkerProcess, blender_python
 from ident3d.render.progress import Progress
@@ -53,6 +53,8 @@ class RenderOptions:
         device: auto, cpu, optix, cuda, hip, metal or oneapi.
         shard_size: samples a shard; by default 1,000, fewer for small splits.
         latents: a .npy of your own latents, (N, 10) in the unit cube, in place of drawn ones.
+        pairs: render a positive pair a sample: a second picture, of a z~ drawn around z from this conditional, e.g.
+            laplace(scale=0.05), normal(scale=0.05), gennorm(scale=0.05, beta=3), share(object_hue) or change(k=1).
         blender_python: an interpreter that has bpy, numpy and Pillow, if not this one.
         quiet: no progress bar.
     """
@@ -68,6 +70,7 @@ class RenderOptions:
     device: str = "auto"
     shard_size: Annotated[int | None, arg(metavar="N")] = None
     latents: Annotated[Path | None, arg(metavar="FILE.npy")] = None
+    pairs: Annotated[str | None, arg(metavar="CONDITIONAL")] = None
     blender_python: Annotated[str | None, arg(metavar="PATH")] = None
     quiet: FlagCreatePairsOff[bool] = False
 
@@ -107,6 +110,7 @@ class RenderOptions:
             shard_size=auto_shard_size(samples) if self.shard_size is None else self.shard_size,
             device="",
             blender="",
+            pairs="" if self.pairs is None else pair_law(self.pairs, scene.spec).text,
         )
 
 
@@ -127,9 +131,10 @@ def _count_workers(workers: str | int) -> int | None:
     return count
 
 
-def least_bytes(resolution: int) -> int:
-    """What a sample takes on disk at the very least: two tar headers, the latents, a quarter byte a pixel."""
-    return 3 * 512 + resolution**2 // 4
+def least_bytes(plan: RenderPlan) -> int:
+    """What a sample takes on disk at the very least: for each picture two tar headers, the latents, a quarter byte a
+    pixel."""
+    return (3 * 512 + plan.resolution**2 // 4) * (2 if plan.pairs else 1)
 
 
 def cores() -> int:
@@ -229,28 +234,29 @@ class _Render:
         save_scene(self.folder.root, self.scene)
         target, work = self.folder.root / self.plan.split, self.folder.work(self.plan.split)
         target.mkdir(exist_ok=True)
-        self.latents = write_latents(work / "latents.npy", self.plan, self.scene.spec, self.given)
+        self.latents = write_latents(work, self.plan, self.scene.spec, self.given)
         return [ShardJob.of(self.plan, k, target, work) for k in range(self.plan.shards)]
 
     def check_disk(self) -> None:
         """Refuse what cannot fit, rather than find out after days."""
         there = sum(p.stat().st_size for p in self.folder.root.glob(f"{self.plan.split}/*") if p.is_file())
-        need = self.plan.samples * least_bytes(self.plan.resolution) - there
+        need = self.plan.samples * least_bytes(self.plan) - there
         free = shutil.disk_usage(self.folder.root).free
         if need > free:
             raise RenderError(
-                f"{self.folder.root}: {self.plan.samples:,} pictures need at least {need / 1e9:,.2f} GB more, "
+                f"{self.folder.root}: {self.plan.samples:,} samples need at least {need / 1e9:,.2f} GB more, "
                 f"{free / 1e9:,.2f} GB are free; make room or render fewer"
             )
 
     def summary(self, job: ShardJob) -> ShardSummary | None:
-        return finished_summary(job, self.latents, self.plan.resolution)
+        return finished_summary(job, stored_rows(self.latents, job.start, job.stop), self.plan.resolution)
 
     def render(self, jobs: list[ShardJob], first: WorkerProcess) -> None:
         """Render every shard that is not in place yet, with a progress bar."""
         todo = [job for job in jobs if self.summary(job) is None]
         stored = self.plan.samples - sum(job.stop - job.start for job in todo)
-        with Progress(self.plan.samples, stored, quiet=self.options.quiet) as progress:
+        unit = "pairs" if self.plan.pairs else "pictures"
+        with Progress(self.plan.samples, stored, unit, quiet=self.options.quiet) as progress:
 
             def on_event(event: dict[str, Any]) -> None:
                 if event["event"] == "picture":
@@ -261,7 +267,7 @@ class _Render:
                 failures = run_local(todo, self.workers, first, self.spawn, on_event)
             except KeyboardInterrupt:
                 raise Interrupted(
-                    f"interrupted: {progress.done} of {self.plan.samples} pictures are stored in {self.folder.root}; "
+                    f"interrupted: {progress.done} of {self.plan.samples} {unit} are stored in {self.folder.root}; "
                     "run the same command to go on"
                 ) from None
         if failures:

@@ -31,9 +31,9 @@ from ident3d.shards.manifest import (
     shard_name,
     write_manifest,
 )
-from ident3d.shards.summary import BadSample, ShardSummary, file_sha256, summarise
+from ident3d.shards.summary import EXTENSIONS, PAIR_EXTENSIONS, BadSample, ShardSummary, file_sha256, summarise
 
-__all__ = ["finished_summary", "finish_split", "save_scene", "split_entry"]
+__all__ = ["finished_summary", "finish_split", "latent_files", "save_scene", "split_entry"]
 
 
 def finished_summary(job: ShardJob, latents: NDArray[np.float32], resolution: int) -> ShardSummary | None:
@@ -41,6 +41,11 @@ def finished_summary(job: ShardJob, latents: NDArray[np.float32], resolution: in
 
     A shard is trusted only when its checksum is the one in its sidecar. Without a good sidecar (a kill between the two
     writes) it is read and checked whole.
+
+    Args:
+        job: the shard's.
+        latents: of its samples, (n, 10), or (n, 2, 10) for pairs.
+        resolution: the pictures' side in pixels.
     """
     path, sidecar = Path(job.path), Path(job.sidecar)
     if not path.is_file():
@@ -52,7 +57,7 @@ def finished_summary(job: ShardJob, latents: NDArray[np.float32], resolution: in
     except (OSError, ValueError, SpecError):
         pass
     try:
-        summary = summarise(path, job.start, latents[job.start : job.stop], resolution)
+        summary = summarise(path, job.start, latents, resolution)
     except BadSample:
         return None
     write_json(sidecar, to_plain(summary))
@@ -67,11 +72,18 @@ def save_scene(root: Path, scene: Scene) -> None:
     write_atomic(folder / scene.mesh_path.name, scene.mesh_path.read_bytes())
 
 
+def latent_files(plan: RenderPlan) -> tuple[str, ...]:
+    """The files of a split's latents."""
+    return ("latents.npy", "pair.latents.npy") if plan.pairs else ("latents.npy",)
+
+
 def split_entry(plan: RenderPlan, folder: Path, work: Path, summaries: Sequence[ShardSummary]) -> SplitEntry:
-    """Put latents.npy (from the folder `work`) and index.npy into a split's folder; returns its manifest entry."""
-    os.replace(work / "latents.npy", folder / "latents.npy")
+    """Put the latents (from the folder `work`) and index.npy into a split's folder; returns its manifest entry."""
+    for name in latent_files(plan):
+        os.replace(work / name, folder / name)
     write_atomic(folder / "index.npy", npy_bytes(index_array(summaries)))
-    mean, std = pixel_statistics(summaries, plan.resolution)
+    members = PAIR_EXTENSIONS if plan.pairs else EXTENSIONS
+    mean, std = pixel_statistics(summaries, plan.resolution, len(members) // 2)
     shards = [ShardEntry(shard_name(plan.split, k), s.samples, s.bytes, s.sha256) for k, s in enumerate(summaries)]
     return SplitEntry(
         samples=plan.samples,
@@ -83,6 +95,9 @@ def split_entry(plan: RenderPlan, folder: Path, work: Path, summaries: Sequence[
         mean=mean,
         std=std,
         shards=tuple(shards),
+        pairs=plan.pairs,
+        members=members,
+        pair_latents_sha256=file_sha256(folder / "pair.latents.npy") if plan.pairs else "",
     )
 
 

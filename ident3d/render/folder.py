@@ -38,6 +38,7 @@ def plan_of(manifest: Manifest, split: str) -> RenderPlan:
         shard_size=entry.shard_size,
         device=manifest.device,
         blender=manifest.versions["blender"],
+        pairs=entry.pairs,
     )
 
 

@@ -39,6 +39,7 @@ class RenderPlan:
         shard_size: samples a shard.
         device: what renders: CPU, OPTIX, CUDA, HIP, METAL or ONEAPI.
         blender: Blender's version.
+        pairs: the conditional that each sample's z~ is drawn from, or empty for single pictures.
     """
 
     scene: str
@@ -53,6 +54,7 @@ class RenderPlan:
     shard_size: int
     device: str
     blender: str
+    pairs: str = ""
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
@@ -101,6 +103,7 @@ class ShardJob:
         seed: the seed: what the Cycles seeds are drawn from.
         sidecar: where the finished shard's summary goes, as JSON.
         salvage: a damaged copy of the shard whose good samples are to be kept, or empty.
+        pair_latents: the same for the positives, or empty where samples hold no pair.
     """
 
     shard: int
@@ -112,6 +115,7 @@ class ShardJob:
     seed: int
     sidecar: str
     salvage: str = ""
+    pair_latents: str = ""
 
     @classmethod
     def of(cls, plan: RenderPlan, shard: int, folder: Path, work: Path) -> ShardJob:
@@ -120,5 +124,13 @@ class ShardJob:
         name = shard_name(plan.split, shard)
         sidecar = work / name.replace(".tar", ".json")
         return cls(
-            shard, str(folder / name), start, stop, str(work / "latents.npy"), plan.split, plan.seed, str(sidecar)
+            shard=shard,
+            path=str(folder / name),
+            start=start,
+            stop=stop,
+            latents=str(work / "latents.npy"),
+            split=plan.split,
+            seed=plan.seed,
+            sidecar=str(sidecar),
+            pair_latents=str(work / "pair.latents.npy") if plan.pairs else "",
         )

@@ -16,12 +16,13 @@ class Progress:
     Args:
         total: pictures of the split.
         stored: pictures that were in place before; they do not count as speed.
+        unit: `pictures`, or `pairs` of them.
         quiet: no bar. There is none either where stderr is no terminal.
     """
 
-    def __init__(self, total: int, stored: int, *, quiet: bool) -> None:
+    def __init__(self, total: int, stored: int, unit: str, *, quiet: bool) -> None:
         self._bar: tqdm[Any] = tqdm(
-            total=total, initial=stored, unit=" pictures", disable=True if quiet else None, smoothing=0.05
+            total=total, initial=stored, unit=f" {unit}", disable=True if quiet else None, smoothing=0.05
         )
         self._stored = stored
         self._reached: dict[int, int] = {}

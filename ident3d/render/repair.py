@@ -18,9 +18,9 @@ from ident3d.errors import DatasetError
 from ident3d.files import npy_bytes, read_npy, write_atomic
 from ident3d.render.dataset import cores
 from ident3d.render.executors import run_local
-from ident3d.render.finish import split_entry
+from ident3d.render.finish import latent_files, split_entry
 from ident3d.render.folder import RenderFolder, plan_of
-from ident3d.render.latents import DRAWN, array_sha256, write_latents
+from ident3d.render.latents import DRAWN, array_sha256, stored_rows, write_latents
 from ident3d.render.plan import RenderPlan, ShardJob
 from ident3d.render.process import WorkerProcess, blender_python
 from ident3d.render.worker import Setup
@@ -28,7 +28,7 @@ from ident3d.scene import SceneSpec
 from ident3d.shards.manifest import Manifest, read_manifest, shard_name, write_manifest
 from ident3d.shards.reader import rebuild_index
 from ident3d.shards.salvage import find_samples
-from ident3d.shards.summary import EXTENSIONS, ShardSummary, file_sha256, map_file, summarise
+from ident3d.shards.summary import ShardSummary, file_sha256, map_file, summarise
 from ident3d.shards.verify import Problem, load_latents
 from ident3d.shards.writer import part_path
 
@@ -85,6 +85,7 @@ class _SplitRepair:
         self.folder, self.manifest, self.split, self.problems = folder, manifest, split, problems
         self.python, self.lock, self.quiet = python, lock, quiet
         self.plan: RenderPlan = plan_of(manifest, split)
+        self.members = manifest.splits[split].members
         self.target = folder.root / split
         self.target.mkdir(exist_ok=True)
         self.scene_path = folder.root / "scene" / "scene.toml"
@@ -95,8 +96,7 @@ class _SplitRepair:
         damaged = sorted({p.shard for p in self.problems if p.shard is not None})
         with tempfile.TemporaryDirectory(dir=self.folder.hidden) as name:
             work = Path(name)
-            given = self.given_latents()
-            latents = write_latents(work / "latents.npy", self.plan, self.spec, given)
+            latents = write_latents(work, self.plan, self.spec, self.given_latents())
             for salvage in (True, False):
                 wrong = [k for k in damaged if not self.intact(k)]
                 if wrong:
@@ -127,7 +127,7 @@ class _SplitRepair:
         """The user's own latents, as stored or else collected from the shards; None where they were drawn."""
         if self.plan.latents == DRAWN:
             return None
-        stored = load_latents(self.folder.root, self.manifest, self.split)
+        stored = load_latents(self.target / "latents.npy", self.manifest.splits[self.split].latents_sha256)
         return self.latents_from_shards() if stored is None else stored
 
     def latents_from_shards(self) -> NDArray[np.float32]:
@@ -137,8 +137,8 @@ class _SplitRepair:
             if not path.is_file():
                 continue
             with map_file(path) as data:
-                for place, sample in find_samples(data, start, entry.samples).items():
-                    at = sample.members[EXTENSIONS[1]]
+                for place, sample in find_samples(data, start, entry.samples, self.members).items():
+                    at = sample.members["latents.npy"]
                     with contextlib.suppress(ValueError):
                         rows[start + place] = read_npy(bytes(data[at.offset : at.offset + at.size]))
         if len(rows) < self.plan.samples:
@@ -199,21 +199,22 @@ class _SplitRepair:
             threads=1,
         )
 
-    def settle(self, latents: NDArray[np.float32], work: Path) -> Iterator[str]:
+    def settle(self, latents: Sequence[NDArray[np.float32]], work: Path) -> Iterator[str]:
         """Put latents, index and manifest in order with the shards as they are now."""
         entry = self.manifest.splits[self.split]
-        for name in ("latents.npy", "index.npy"):
+        for name in (*latent_files(self.plan), "index.npy"):
             if any(p.file == f"{self.split}/{name}" for p in self.problems):
                 yield f"{self.split}/{name}: written again"
         if all(self.intact(k) for k in range(self.plan.shards)):
-            os.replace(work / "latents.npy", self.target / "latents.npy")
+            for name in latent_files(self.plan):
+                os.replace(work / name, self.target / name)
             write_atomic(self.target / "index.npy", npy_bytes(rebuild_index(self.target, entry)))
             return
         summaries: list[ShardSummary] = []
         for shard in range(self.plan.shards):
             start, stop = self.plan.bounds(shard)
             path = self.target / shard_name(self.split, shard)
-            summaries.append(summarise(path, start, latents[start:stop], self.plan.resolution))
+            summaries.append(summarise(path, start, stored_rows(latents, start, stop), self.plan.resolution))
         changed = split_entry(self.plan, self.target, work, summaries)
         splits = {**self.manifest.splits, self.split: changed}
         write_manifest(self.folder.root, dataclasses.replace(self.manifest, splits=splits))

@@ -154,8 +154,10 @@ class _Session:
         from ident3d.shards.writer import ShardWriter
 
         job = ShardJob(**fields)
-        latents = np.array(np.load(job.latents, mmap_mode="r")[job.start : job.stop])
-        seeds = cycles_seeds(job.seed, job.split, job.start, job.stop)
+        files = [job.latents, job.pair_latents] if job.pair_latents else [job.latents]
+        rows = [np.array(np.load(file, mmap_mode="r")[job.start : job.stop]) for file in files]
+        seeds = [cycles_seeds(job.seed, job.split, job.start, job.stop, k) for k in range(len(rows))]
+        latents = np.stack(rows, axis=1) if job.pair_latents else rows[0]
         kept = good_pictures(Path(job.salvage), job.start, latents, self.resolution) if job.salvage else {}
         writer = ShardWriter(Path(job.path), job.start, latents, self.resolution)
         try:
@@ -163,11 +165,11 @@ class _Session:
                 self.send("picture", index=job.start + i, kept=True)
             for i in range(writer.done, len(latents)):
                 self.send("start", index=job.start + i)
-                picture = kept.get(i)
-                if picture is None:
-                    pixels = self.renderer.render(scene_params(self.spec, latents[i]), int(seeds[i]))
-                    picture = encode_png(pixels)
-                writer.append(picture)
+                pictures = kept.get(i) or [
+                    encode_png(self.renderer.render(scene_params(self.spec, row[i]), int(seed[i])))
+                    for row, seed in zip(rows, seeds, strict=True)
+                ]
+                writer.append(*pictures)
                 bound_log()
                 self.send("picture", index=job.start + i, kept=i in kept)
             writer.finish()

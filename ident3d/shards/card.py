@@ -35,6 +35,13 @@ def card_text(manifest: Manifest) -> str:
     splits = ["| split | samples | shards | bytes |", "|---|---|---|---|"]
     for name, split in manifest.splits.items():
         splits.append(f"| {name} | {split.samples:,} | {len(split.shards)} | {sum(s.bytes for s in split.shards):,} |")
+    pairs = "".join(
+        f"\nSamples of split {name} are positive pairs: `png` with `latents.npy` (z), and `pair.png` with "
+        f"`pair.latents.npy`, a z~ drawn\nfrom p(z~ | z) = `{split.pairs}` truncated to the unit cube. "
+        f'`ident3d.Ident3D("PATH", split="{name}").pairs(batch_size=64)` serves them.\n'
+        for name, split in manifest.splits.items()
+        if split.pairs
+    )
     table, counts = "\n".join(rows), "\n".join(splits)
     first = next(iter(manifest.splits))
     return f"""{front}
@@ -45,7 +52,7 @@ rendered by ident3d {manifest.versions["ident3d"]} with Blender {manifest.versio
 quality `{manifest.quality}`, device {manifest.device}) from the scene in `scene/scene.toml`.
 
 {counts}
-
+{pairs}
 ## Factors
 
 A latent is a point of the unit cube; column i drives factor i linearly over its range.

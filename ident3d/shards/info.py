@@ -12,10 +12,12 @@ __all__ = ["info_text"]
 def _split_lines(name: str, split: SplitEntry) -> list[str]:
     size = sum(shard.bytes for shard in split.shards)
     latents = "drawn uniformly" if split.latents == "drawn" else "given by the user"
+    pairs = [f"    positive pairs, each sample with its own z~ from {split.pairs}"] if split.pairs else []
     mean, std = (" ".join(f"{x:.4f}" for x in values) for values in (split.mean, split.std))
     return [
         f"split {name}: {split.samples:,} samples in {len(split.shards):,} shards, {size / 1e6:,.1f} MB",
         f"    latents {latents}, seed {split.seed}",
+        *pairs,
         f"    pixels: mean {mean}, std {std}",
     ]
 

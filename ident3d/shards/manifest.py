@@ -16,7 +16,7 @@ from ident3d.errors import DatasetError, SpecError
 from ident3d.factors import Factor, Factors
 from ident3d.files import write_json
 from ident3d.schema import from_plain, to_plain
-from ident3d.shards.summary import EXTENSIONS, ShardSummary
+from ident3d.shards.summary import EXTENSIONS, PAIR_EXTENSIONS, ShardSummary
 
 __all__ = [
     "FORMAT",
@@ -54,7 +54,10 @@ class SplitEntry:
         shard_size: samples a shard; the last may hold fewer.
         seed: what latents (where drawn) and Cycles seeds were drawn from.
         latents: `drawn`, or the sha256 of the array that the user gave (float32, C order).
+        pairs: the conditional that each sample's z~ was drawn from, or empty where samples hold no pair.
+        members: the extensions of a sample's members, in order.
         latents_sha256: of the file latents.npy.
+        pair_latents_sha256: of the file pair.latents.npy, or empty.
         index_sha256: of the file index.npy.
         mean: per channel, of all pixels, in [0, 1].
         std: per channel, over all pixels (not the mean of each picture's).
@@ -70,6 +73,14 @@ class SplitEntry:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     shards: tuple[ShardEntry, ...]
+    pairs: str = ""
+    members: tuple[str, ...] = EXTENSIONS
+    pair_latents_sha256: str = ""
+
+    def __post_init__(self) -> None:
+        expected = PAIR_EXTENSIONS if self.pairs else EXTENSIONS
+        if self.members != expected:
+            raise SpecError(f"members = {list(self.members)}: expected {list(expected)}")
 
 
 @dataclass(frozen=True)
@@ -101,7 +112,6 @@ class Manifest:
     scene: SceneRecord
     factors: tuple[Factor, ...]
     splits: dict[str, SplitEntry] = field(default_factory=dict)
-    members: tuple[str, ...] = EXTENSIONS
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
@@ -155,15 +165,14 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
 
 def index_array(summaries: Sequence[ShardSummary]) -> NDArray[np.int64]:
     """The content of index.npy: for every sample and member, its byte offset and size in its shard, (N, members, 2)."""
-    rows = [np.array(s.offsets, np.int64).reshape(-1, len(EXTENSIONS), 2) for s in summaries]
-    return np.concatenate(rows) if rows else np.zeros((0, len(EXTENSIONS), 2), np.int64)
+    return np.concatenate([np.array(s.offsets, np.int64) for s in summaries])
 
 
 def pixel_statistics(
-    summaries: Sequence[ShardSummary], resolution: int
+    summaries: Sequence[ShardSummary], resolution: int, pictures: int = 1
 ) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    """Mean and std per channel over all pixels, in [0, 1], from exact integer sums."""
-    pixels = sum(s.samples for s in summaries) * resolution**2
+    """Mean and std per channel over all pixels, in [0, 1], from exact integer sums; so many pictures a sample."""
+    pixels = sum(s.samples for s in summaries) * pictures * resolution**2
     mean, std = [], []
     for channel in range(3):
         first = sum(s.sums[channel] for s in summaries)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ident3d.errors import DatasetError
 from ident3d.files import read_npy
 from ident3d.shards.manifest import SplitEntry, index_array
-from ident3d.shards.summary import EXTENSIONS, ShardSummary, map_file
+from ident3d.shards.summary import ShardSummary, map_file
 from ident3d.shards.tar import scan_samples
 
 __all__ = ["SplitReader", "rebuild_index"]
@@ -34,7 +34,7 @@ def rebuild_index(folder: Path, split: SplitEntry) -> NDArray[np.int64]:
         if not path.is_file():
             raise DatasetError(f"{path}: missing; run `ident3d verify --repair` on the dataset")
         with map_file(path) as data:
-            samples = list(scan_samples(data, EXTENSIONS))
+            samples = list(scan_samples(data, split.members))
         if len(samples) != shard.samples:
             raise DatasetError(
                 f"{path}: holds {len(samples)} whole samples of {shard.samples}; "
@@ -66,13 +66,13 @@ class SplitReader:
 
     def _open(self) -> None:
         # Mapped, so that workers share one copy of it.
-        self._index = self._load_index()[:, 0]
+        self._index = self._load_index()
         self._starts = np.cumsum([0] + [shard.samples for shard in self.split.shards])
         self._files: dict[int, int] = {}
 
     def _load_index(self) -> NDArray[np.int64]:
         path = self.folder / "index.npy"
-        expected = (self.split.samples, len(EXTENSIONS), 2)
+        expected = (self.split.samples, len(self.split.members), 2)
         try:
             index = read_npy(path, mapped=True)
         except FileNotFoundError:
@@ -103,13 +103,17 @@ class SplitReader:
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         return f"{self.folder / self.split.shards[shard].name}, sample {index:09d}"
 
-    def picture(self, index: int) -> bytes:
+    def picture(self, index: int, member: int = 0) -> bytes:
         """The encoded picture of sample `index`, 0 to len - 1.
+
+        Args:
+            index: in the split.
+            member: 0 for the sample's own picture, 2 for that of its positive.
 
         Raises:
             DatasetError: the index points outside the shard, or the shard is absent or ends before the picture does.
         """
-        offset, size = self._index[index].tolist()
+        offset, size = self._index[index, member].tolist()
         shard = index // self.split.shard_size
         if not 0 <= offset <= offset + size <= self.split.shards[shard].bytes:
             raise DatasetError(

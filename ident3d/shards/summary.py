@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
@@ -20,10 +20,12 @@ from ident3d.shards.tar import END, Sample, key_of, member_bytes, scan_samples
 
 __all__ = [
     "EXTENSIONS",
+    "PAIR_EXTENSIONS",
     "BadSample",
     "ShardSummary",
     "check_sample",
     "decode",
+    "extensions_of",
     "file_sha256",
     "map_file",
     "sample_bytes",
@@ -31,6 +33,9 @@ __all__ = [
 ]
 
 EXTENSIONS = ("png", "latents.npy")
+PAIR_EXTENSIONS = (*EXTENSIONS, "pair.png", "pair.latents.npy")
+"""The members of a sample; those of one that holds a positive pair."""
+
 IEND = bytes.fromhex("0000000049454e44ae426082")
 """The chunk that ends every PNG."""
 
@@ -47,7 +52,7 @@ class ShardSummary:
         samples: how many it holds.
         bytes: its size.
         sha256: of all its bytes.
-        offsets: per sample and member (in the order of EXTENSIONS): byte offset and size.
+        offsets: per sample and member (in their order): byte offset and size.
         sums: sum of all pixels, per channel, of uint8 values.
         squares: sum of their squares, per channel.
     """
@@ -87,23 +92,33 @@ def decode(data: bytes) -> NDArray[np.uint8]:
         return np.array(picture if picture.mode == "RGB" else picture.convert("RGB"))
 
 
-def sample_bytes(index: int, contents: tuple[bytes, bytes]) -> bytes:
-    """All bytes of sample `index` in its shard: what its members hold, in the order of EXTENSIONS, with headers."""
+def extensions_of(latents: NDArray[np.float32]) -> tuple[str, ...]:
+    """The members of samples with such latents: (n, 10) for one picture each, (n, 2, 10) for a pair."""
+    return EXTENSIONS if latents.ndim == 2 else PAIR_EXTENSIONS
+
+
+def sample_bytes(index: int, contents: Sequence[bytes]) -> bytes:
+    """All bytes of sample `index` in its shard, with headers.
+
+    Args:
+        index: in the split.
+        contents: what its members hold: a picture and its latents, and for a pair the same of the positive.
+    """
     key = key_of(index)
-    named = zip(EXTENSIONS, contents, strict=True)
+    named = zip(EXTENSIONS if len(contents) == len(EXTENSIONS) else PAIR_EXTENSIONS, contents, strict=True)
     return b"".join(member_bytes(f"{key}.{extension}", data) for extension, data in named)
 
 
 def check_sample(
     data: memoryview, sample: Sample, index: int, latent: NDArray[np.float32] | None, resolution: int
 ) -> NDArray[np.uint8]:
-    """The pixels of a sample that is what sample `index` must be.
+    """The pixels of a sample that is what sample `index` must be, shape (pictures, H, W, 3).
 
     Args:
         data: the shard's bytes.
         sample: where the sample lies in them.
         index: the index in the split that it must bear.
-        latent: the latent that it must hold, shape (10,), or None where that is not known.
+        latent: the latents that it must hold, shape (10,), or (2, 10) for a pair; None where they are not known.
         resolution: its side in pixels.
 
     Raises:
@@ -112,11 +127,16 @@ def check_sample(
     """
     if sample.key != key_of(index):
         raise BadSample(f"misnumbered: holds {sample.key} where {key_of(index)} belongs")
-    picture, stored = (sample.members[ext] for ext in EXTENSIONS)
-    written = bytes(data[stored.offset : stored.offset + stored.size])
-    if latent is not None and written != npy_bytes(latent):
+    contents = [bytes(data[m.offset : m.offset + m.size]) for m in sample.members.values()]
+    if latent is not None and contents[1::2] != [npy_bytes(row) for row in np.atleast_2d(latent)]:
         raise BadSample("latents differ from the split's latents")
-    encoded = bytes(data[picture.offset : picture.offset + picture.size])
+    pixels = np.stack([_check_picture(encoded, resolution) for encoded in contents[::2]])
+    if bytes(data[sample.start : sample.end]) != sample_bytes(index, contents):
+        raise BadSample("tar headers or padding are altered")
+    return pixels
+
+
+def _check_picture(encoded: bytes, resolution: int) -> NDArray[np.uint8]:
     if not encoded.endswith(IEND):
         # Pillow's verify() goes no further than the name of this last chunk.
         raise BadSample("picture does not decode: it does not end as a PNG does")
@@ -128,8 +148,6 @@ def check_sample(
         raise BadSample(f"picture does not decode: {error}") from None
     if pixels.shape != (resolution, resolution, 3):
         raise BadSample(f"picture has shape {pixels.shape}, expected {(resolution, resolution, 3)}")
-    if bytes(data[sample.start : sample.end]) != sample_bytes(index, (encoded, written)):
-        raise BadSample("tar headers or padding are altered")
     return pixels
 
 
@@ -139,7 +157,7 @@ def summarise(path: Path, start: int, latents: NDArray[np.float32], resolution: 
     Args:
         path: the shard.
         start: the index of its first sample in the split.
-        latents: the latents of its samples, shape (n, 10).
+        latents: the latents of its samples, shape (n, 10), or (n, 2, 10) for pairs.
         resolution: the pictures' side in pixels.
 
     Raises:
@@ -150,13 +168,13 @@ def summarise(path: Path, start: int, latents: NDArray[np.float32], resolution: 
     offsets = []
     with map_file(path) as data:
         end = 0
-        for i, sample in enumerate(scan_samples(data, EXTENSIONS)):
+        for i, sample in enumerate(scan_samples(data, extensions_of(latents))):
             if i >= len(latents):
                 raise BadSample(f"holds more than the {len(latents)} samples that belong in it")
             pixels = check_sample(data, sample, start + i, latents[i], resolution)
             # The squares of uint8 fit uint16; their sum over a picture needs 64 bits.
-            sums += pixels.sum(axis=(0, 1), dtype=np.int64)
-            squares += np.square(pixels.astype(np.uint16)).sum(axis=(0, 1), dtype=np.int64)
+            sums += pixels.sum(axis=(0, 1, 2), dtype=np.int64)
+            squares += np.square(pixels.astype(np.uint16)).sum(axis=(0, 1, 2), dtype=np.int64)
             offsets.append(tuple((m.offset, m.size) for m in sample.members.values()))
             end = sample.end
         if len(offsets) < len(latents):

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ident3d.errors import SpecError
+from ident3d.files import read_npy
 from ident3d.scene import SceneSpec
-from ident3d.shards.manifest import Manifest, ShardEntry, read_manifest
+from ident3d.shards.manifest import Manifest, ShardEntry, SplitEntry, read_manifest
 from ident3d.shards.salvage import find_samples
 from ident3d.shards.summary import BadSample, check_sample, file_sha256, map_file
 
@@ -70,13 +71,20 @@ def verify_dataset(root: Path, *, quick: bool = False, quiet: bool = True) -> li
     return problems
 
 
-def load_latents(root: Path, manifest: Manifest, split: str) -> NDArray[np.float32] | None:
-    """A split's latents.npy, or None where it is not what the manifest's checksum says."""
-    path = root / split / "latents.npy"
-    if not path.is_file() or file_sha256(path) != manifest.splits[split].latents_sha256:
+def load_latents(path: Path, sha256: str) -> NDArray[np.float32] | None:
+    """A split's latents.npy or pair.latents.npy, or None where it is not what the manifest's checksum says."""
+    if not path.is_file() or file_sha256(path) != sha256:
         return None
-    latents: NDArray[np.float32] = np.load(path, allow_pickle=False)
-    return latents
+    return read_npy(path)
+
+
+def _stored_latents(folder: Path, entry: SplitEntry) -> NDArray[np.float32] | None:
+    """What the samples of a split must hold, (N, 10), or (N, 2, 10) for pairs."""
+    latents = load_latents(folder / "latents.npy", entry.latents_sha256)
+    if latents is None or not entry.pairs:
+        return latents
+    positives = load_latents(folder / "pair.latents.npy", entry.pair_latents_sha256)
+    return None if positives is None else np.stack([latents, positives], axis=1)
 
 
 def _scene_problems(root: Path, manifest: Manifest) -> list[Problem]:
@@ -95,7 +103,10 @@ def _scene_problems(root: Path, manifest: Manifest) -> list[Problem]:
 
 def _split_problems(root: Path, manifest: Manifest, split: str, quick: bool, bar: tqdm[Any]) -> Iterator[Problem]:
     entry = manifest.splits[split]
-    for name, expected in (("latents.npy", entry.latents_sha256), ("index.npy", entry.index_sha256)):
+    sums = {"latents.npy": entry.latents_sha256, "index.npy": entry.index_sha256}
+    if entry.pairs:
+        sums["pair.latents.npy"] = entry.pair_latents_sha256
+    for name, expected in sums.items():
         path = root / split / name
         if not path.is_file():
             yield Problem(f"{split}/{name}", "missing", split)
@@ -105,7 +116,7 @@ def _split_problems(root: Path, manifest: Manifest, split: str, quick: bool, bar
     for path in sorted((root / split).glob("*.tar")):
         if path.name not in known:
             yield Problem(f"{split}/{path.name}", "left over: the manifest names no such shard", split)
-    latents = load_latents(root, manifest, split)
+    latents = _stored_latents(root / split, entry)
 
     def check(number: int) -> list[Problem]:
         return list(_shard_problems(root, manifest, split, number, latents, quick))
@@ -141,14 +152,20 @@ def _shard_problems(
                 yield Problem(file, "altered: sha256 differs from the manifest's", split, number)
         if altered or not quick:
             start = number * manifest.splits[split].shard_size
-            for sample, detail in _sample_problems(data, shard, start, latents, manifest.resolution):
+            members = manifest.splits[split].members
+            for sample, detail in _sample_problems(data, shard, start, latents, manifest.resolution, members):
                 yield Problem(file, detail, split, number, sample)
 
 
 def _sample_problems(
-    data: memoryview, shard: ShardEntry, start: int, latents: NDArray[np.float32] | None, resolution: int
+    data: memoryview,
+    shard: ShardEntry,
+    start: int,
+    latents: NDArray[np.float32] | None,
+    resolution: int,
+    members: tuple[str, ...],
 ) -> Iterator[tuple[int, str]]:
-    found = find_samples(data, start, shard.samples)
+    found = find_samples(data, start, shard.samples, members)
     for place in range(shard.samples):
         index = start + place
         if place not in found:

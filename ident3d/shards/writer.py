@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ident3d.files import npy_bytes, sync_folder
-from ident3d.shards.summary import EXTENSIONS, BadSample, check_sample, map_file, sample_bytes
+from ident3d.shards.summary import BadSample, check_sample, extensions_of, map_file, sample_bytes
 from ident3d.shards.tar import END, scan_samples
 
 __all__ = ["ShardWriter", "part_path", "valid_prefix"]
@@ -26,7 +26,7 @@ def valid_prefix(path: Path, start: int, latents: NDArray[np.float32], resolutio
     if not path.exists():
         return count, end
     with map_file(path) as data:
-        for i, sample in enumerate(scan_samples(data, EXTENSIONS)):
+        for i, sample in enumerate(scan_samples(data, extensions_of(latents))):
             if i >= len(latents):
                 break
             try:
@@ -46,7 +46,7 @@ class ShardWriter:
     Args:
         path: the final name, `.../train-000000.tar`.
         start: the index of its first sample in the split.
-        latents: the latents of its samples, shape (n, 10).
+        latents: the latents of its samples, shape (n, 10), or (n, 2, 10) for pairs.
         resolution: the pictures' side in pixels.
 
     Attributes:
@@ -63,9 +63,11 @@ class ShardWriter:
         os.ftruncate(self._fd, end)
         os.lseek(self._fd, end, os.SEEK_SET)
 
-    def append(self, picture: bytes) -> None:
-        """Append the next sample's encoded picture, with its latents."""
-        self._write(sample_bytes(self.start + self.done, (picture, npy_bytes(self.latents[self.done]))))
+    def append(self, *pictures: bytes) -> None:
+        """Append the next sample's encoded picture, or for a pair its two, with their latents."""
+        rows = np.atleast_2d(self.latents[self.done])
+        contents = [part for picture, row in zip(pictures, rows, strict=True) for part in (picture, npy_bytes(row))]
+        self._write(sample_bytes(self.start + self.done, contents))
         self.done += 1
 
     def finish(self) -> None:

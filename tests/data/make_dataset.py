@@ -8,7 +8,7 @@ nothing.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ident3d.render.finish import finish_split, save_scene
 from ident3d.render.folder import RenderFolder
-from ident3d.render.latents import DRAWN, array_sha256, write_latents
+from ident3d.render.latents import DRAWN, array_sha256, stored_rows, write_latents
 from ident3d.render.plan import RenderPlan
 from ident3d.render.quality import quality
 from ident3d.render.worker import encode_png
@@ -49,6 +49,7 @@ def make_dataset(
     *,
     scene: str | Path = "3dident",
     latents: NDArray[np.float32] | None = None,
+    pairs: str = "",
 ) -> Path:
     """Write a whole dataset into the folder `root`, which need not exist; returns `root`.
 
@@ -60,6 +61,7 @@ def make_dataset(
         seed: what the latents are drawn from.
         scene: the scene that it claims to show.
         latents: in place of drawn ones, for every split: (N, 10).
+        pairs: the conditional of positive pairs.
     """
     found = load_scene(scene)
     folder = RenderFolder(root)
@@ -79,23 +81,25 @@ def make_dataset(
             shard_size=shard_size,
             device="CPU",
             blender="0.0.0 (none)",
+            pairs=pairs,
         )
         folder.save_plan(plan)
-        u = write_latents(folder.work(split) / "latents.npy", plan, found.spec, latents)
+        u = write_latents(folder.work(split), plan, found.spec, latents)
         (root / split).mkdir()
         summaries = [_write_shard(plan, shard, root / split, u) for shard in range(plan.shards)]
         finish_split(folder, found, plan, summaries)
     return root
 
 
-def _write_shard(plan: RenderPlan, shard: int, folder: Path, u: NDArray[np.float32]) -> ShardSummary:
+def _write_shard(plan: RenderPlan, shard: int, folder: Path, u: Sequence[NDArray[np.float32]]) -> ShardSummary:
     start, stop = plan.bounds(shard)
-    path = folder / shard_name(plan.split, shard)
-    writer = ShardWriter(path, start, u[start:stop], plan.resolution)
+    path, rows = folder / shard_name(plan.split, shard), stored_rows(u, start, stop)
+    writer = ShardWriter(path, start, rows, plan.resolution)
     for index in range(start, stop):
-        writer.append(encode_png(make_pixels(u[index], index, plan.resolution)))
+        pictures = [make_pixels(array[index], index + k * plan.samples, plan.resolution) for k, array in enumerate(u)]
+        writer.append(*map(encode_png, pictures))
     writer.finish()
-    return summarise(path, start, u[start:stop], plan.resolution)
+    return summarise(path, start, rows, plan.resolution)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def test_drawn_latents_are_the_keyed_ones_whatever_the_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples: int
 ) -> None:
     monkeypatch.setattr(ident3d.render.latents, "PIECE", 4)
-    written = write_latents(tmp_path / "latents.npy", plan(samples), SPEC, None)
+    written = write_latents(tmp_path, plan(samples), SPEC, None)[0]
     np.testing.assert_array_equal(written, draw_latents(9, "val", 0, samples, {}))
 
 
@@ -54,7 +54,7 @@ def test_the_file_is_what_numpy_would_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: NDArray[np.float32] | None
 ) -> None:
     monkeypatch.setattr(ident3d.render.latents, "PIECE", 4)
-    written = write_latents(tmp_path / "latents.npy", plan(7), SPEC, given)
+    written = write_latents(tmp_path, plan(7), SPEC, given)[0]
     expected = io.BytesIO()
     np.save(expected, draw_latents(9, "val", 0, 7, {}) if given is None else given)
     assert (tmp_path / "latents.npy").read_bytes() == expected.getvalue()
@@ -62,7 +62,7 @@ def test_the_file_is_what_numpy_would_write(
 
 
 def test_drawn_latents_hold_what_the_scene_holds(tmp_path: Path) -> None:
-    written = write_latents(tmp_path / "latents.npy", plan(6), frozen_spec(), None)
+    written = write_latents(tmp_path, plan(6), frozen_spec(), None)[0]
     np.testing.assert_array_equal(written[:, 2], 0.5)
     assert len(np.unique(written[:, 0])) == 6
 

@@ -31,12 +31,12 @@ def samples(data: bytes) -> list[Sample]:
     return list(scan_samples(data, EXTENSIONS))
 
 
-def pictures(data: bytes) -> dict[int, bytes]:
+def pictures(data: bytes) -> dict[int, tuple[bytes, ...]]:
     spans = [s.members["png"] for s in samples(data)]
-    return {i: data[m.offset : m.offset + m.size] for i, m in enumerate(spans)}
+    return {i: (data[m.offset : m.offset + m.size],) for i, m in enumerate(spans)}
 
 
-def salvaged(tmp_path: Path, data: bytes, latents: NDArray[np.float32]) -> dict[int, bytes]:
+def salvaged(tmp_path: Path, data: bytes, latents: NDArray[np.float32]) -> dict[int, tuple[bytes, ...]]:
     path = tmp_path / "damaged"
     path.write_bytes(data)
     return good_pictures(path, START, latents, SIDE)

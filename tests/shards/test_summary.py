@@ -110,8 +110,9 @@ def test_a_good_sample_gives_its_pixels(shard: Path, latents: NDArray[np.float32
     data = shard.read_bytes()
     sample = first_sample(data)
     pixels = check_sample(memoryview(data), sample, START, latents[0], SIDE)
+    assert pixels.shape == (1, SIDE, SIDE, 3)
     at = sample.members["png"]
-    np.testing.assert_array_equal(pixels, np.array(Image.open(io.BytesIO(data[at.offset : at.offset + at.size]))))
+    np.testing.assert_array_equal(pixels[0], np.array(Image.open(io.BytesIO(data[at.offset : at.offset + at.size]))))
     np.testing.assert_array_equal(check_sample(memoryview(data), sample, START, None, SIDE), pixels)
 
 

@@ -261,14 +261,14 @@ def test_without_a_manifest_there_is_nothing_to_check_against(damaged: Path) -> 
 def test_latents_are_given_only_where_the_checksum_agrees(damaged: Path) -> None:
     from ident3d.shards.manifest import read_manifest
 
-    manifest = read_manifest(damaged)
-    latents = load_latents(damaged, manifest, "train")
+    path, digest = damaged / "train" / "latents.npy", read_manifest(damaged).splits["train"].latents_sha256
+    latents = load_latents(path, digest)
     assert latents is not None
     np.testing.assert_array_equal(latents, np.load(io.BytesIO((damaged / "train/latents.npy").read_bytes())))
     rewrite(damaged, flip(300), "train/latents.npy")
-    assert load_latents(damaged, manifest, "train") is None
+    assert load_latents(path, digest) is None
     (damaged / "train/latents.npy").unlink()
-    assert load_latents(damaged, manifest, "train") is None
+    assert load_latents(path, digest) is None
 
 
 def test_no_bar_unless_asked_and_on_a_terminal(fabricated: Path, capfd: pytest.CaptureFixture[str]) -> None:
