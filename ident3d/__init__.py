@@ -13,6 +13,7 @@ from ident3d._version import __version__
 if TYPE_CHECKING:
     from ident3d.conditionals import Change, Joint, Share, conditional
     from ident3d.datasets.ident3d import Ident3D
+    from ident3d.datasets.pair_report import PairReport, pair_report
     from ident3d.datasets.pairs import PairSampler, pair_loader
     from ident3d.datasets.streaming import Ident3DStream
     from ident3d.datasets.views import simclr
@@ -47,6 +48,8 @@ __all__ = [
     "load_scene",
     "Normal",
     "pair_loader",
+    "pair_report",
+    "PairReport",
     "PairSampler",
     "Product",
     "Real",
@@ -69,6 +72,7 @@ __all__ = [
 _HOMES = {
     "conditionals": ("Change", "conditional", "Joint", "Share"),
     "datasets.ident3d": ("Ident3D",),
+    "datasets.pair_report": ("pair_report", "PairReport"),
     "datasets.pairs": ("pair_loader", "PairSampler"),
     "datasets.streaming": ("Ident3DStream",),
     "datasets.views": ("simclr",),

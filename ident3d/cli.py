@@ -176,6 +176,47 @@ class Traversal:
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """Compare positive pairs as served with the conditional that is asked for; writes report.json and report.png.
+
+    Attributes:
+        dataset: the dataset's folder.
+        conditional: p(z~ | z), e.g. normal(scale=0.05); may be omitted where the dataset was rendered with --pairs.
+        match: exact, hnsw or ivf.
+        out: the folder of the report; made where it is not there.
+        split: the split.
+        factors: the factors that are matched; all by default.
+        pairs: how many to draw, at least 1,000.
+        seed: what they are drawn from.
+    """
+
+    dataset: Positional[Annotated[Path, arg(metavar="DATASET")]]
+    conditional: Annotated[str | None, arg(metavar="CONDITIONAL")] = None
+    match: str = "exact"
+    out: Annotated[Path, arg(metavar="FOLDER")] = Path("pair-report")
+    split: str = "train"
+    factors: Annotated[tuple[str, ...] | None, arg(metavar="NAME ...")] = None
+    pairs: Annotated[int, arg(metavar="N")] = 100_000
+    seed: int = 0
+
+    def run(self) -> None:
+        """Write the report, and print where it is and what it warns of."""
+        from ident3d.datasets.ident3d import Ident3D
+        from ident3d.datasets.pair_report import check_report_folder, pair_report, save_report
+
+        data = Ident3D(self.dataset, self.split)
+        check_report_folder(self.out)
+        report = pair_report(
+            data, self.conditional, match=self.match, factors=self.factors, pairs=self.pairs, seed=self.seed
+        )
+        save_report(report, self.out)
+        for name in ("report.json", "report.png"):
+            print((self.out / name).absolute())
+        for warning in report.warnings:
+            print(f"warning: {warning}")
+
+
+@dataclass(frozen=True)
 class Figure:
     """Draw a figure."""
 
@@ -191,6 +232,7 @@ Command = (
     | Annotated[Scenes, subcommand("scenes")]
     | Annotated[Verify, subcommand("verify")]
     | Annotated[Info, subcommand("info")]
+    | Annotated[Pairs, subcommand("pairs")]
     | Annotated[Figure, subcommand("figure")]
 )
 

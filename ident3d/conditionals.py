@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,10 +40,13 @@ class Joint(Distribution):
     """
 
     def __init__(self, *parts: Distribution) -> None:
-        if not parts:
-            raise SpecError("Joint of no law: expected at least one")
+        if not parts or not all(isinstance(part, Distribution) for part in parts):
+            raise SpecError(f"Joint of {parts!r}: expected at least one law")
         self.parts = parts
         self.space: Product = Product(*(part.space for part in parts))
+        self.centred = any(part.centred for part in parts)
+        starts = itertools.accumulate((part.space.dim for part in parts), initial=0)
+        self.shared = tuple(s + c for s, part in zip(starts, parts, strict=False) for c in part.shared)
 
     @property
     def text(self) -> str:
@@ -58,8 +62,10 @@ class Joint(Distribution):
         self, z: Float[Tensor, "n dim"], *, generator: torch.Generator, check: bool = True
     ) -> Float[Tensor, "n dim"]:
         """One z~ for each z, part by part."""
+        if check:
+            self.check(z)
         pieces = zip(self.parts, self.space.split(z), strict=True)
-        return torch.cat([part.around(y, generator=generator, check=check) for part, y in pieces], dim=-1)
+        return torch.cat([part.around(y, generator=generator, check=False) for part, y in pieces], dim=-1)
 
     def log_prob(self, x: Float[Tensor, "n dim"], z: Float[Tensor, "*n dim"] | None = None) -> Float[Tensor, " n"]:
         """The sum of the parts' log densities."""
@@ -196,15 +202,16 @@ def columns_of(names: Sequence[str | int], factors: Factors | None, what: str = 
             raise SpecError(f"{what}: {name!r} given for an array, whose columns have no names; give their numbers")
         if isinstance(name, str) and factors is not None:
             name = factors.names.index(factors.get(name).name)
-        columns.append(int(name) if not isinstance(name, bool) else name)
+        if isinstance(name, bool) or not isinstance(name, int):
+            raise SpecError(f"{what}: {name!r} is neither a name nor a column's number")
+        columns.append(name)
     return tuple(columns)
 
 
 def _share(space: Space, *names: str | int, factors: Factors | None) -> Distribution:
     columns = columns_of(names, factors, "share")
-    labels = (
-        [factors.names[c] for c in columns] if factors is not None and max(columns, default=0) < space.dim else None
-    )
+    known = factors is not None and all(0 <= c < len(factors) for c in columns)
+    labels = [factors.names[c] for c in columns] if factors is not None and known else None
     return Share(space, columns, labels)  # type: ignore[arg-type]
 
 
@@ -243,8 +250,8 @@ def conditional(law: str | Distribution, space: Space, factors: Factors | None =
         factors: the names of the latents' columns.
 
     Raises:
-        SpecError: an unknown law or parameter, a value out of range, a law over another dimension, or one with a centre
-            of its own.
+        SpecError: an unknown law or parameter, a value out of range, a law over another space, or one with a centre of
+            its own.
 
     Example:
         >>> conditional("laplace(scale=0.05)", Box(10))
@@ -253,9 +260,9 @@ def conditional(law: str | Distribution, space: Space, factors: Factors | None =
     made = _parse(law, space, factors) if isinstance(law, str) else law
     if not isinstance(made, Distribution):
         raise SpecError(f"conditional {law!r}: expected one of {FORMS}, or a distribution")
-    if made.space.dim != space.dim:
-        raise SpecError(f"conditional {made!r}: the latents have {space.dim} factors")
-    if getattr(made, "_centre", None) is not None:
+    if repr(made.space) != repr(space):
+        raise SpecError(f"conditional {made!r}: the latents live in {space!r}")
+    if made.centred:
         raise SpecError(f"conditional {made.text}: it is centred on each z; leave out loc")
     return made
 
@@ -267,7 +274,9 @@ def _parse(text: str, space: Space, factors: Factors | None) -> Distribution:
             raise ValueError("not of the form name(parameter=value)")
         name = call.func.id
         args = [_value(node) for node in call.args]
-        kwargs = {word.arg: _value(word.value) for word in call.keywords if word.arg}
+        kwargs = {word.arg or "**": _value(word.value) for word in call.keywords}
+        if len(kwargs) < len(call.keywords):
+            raise ValueError("a parameter is given twice")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise SpecError(f"conditional {text!r}: {error}; expected one of {FORMS}") from None
     if name not in LAWS:

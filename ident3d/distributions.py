@@ -51,11 +51,13 @@ class Distribution(ABC):
         space: where it lives.
         uniforms: how many uniform numbers `from_uniforms` takes a point; 0 where it cannot.
         shared: columns in which z~ is z itself, bit by bit.
+        centred: whether the law has a centre of its own, which only a marginal has a use for.
     """
 
     space: Space
     uniforms: int = 0
     shared: tuple[int, ...] = ()
+    centred: bool = False
 
     @property
     @abstractmethod
@@ -126,12 +128,12 @@ class Distribution(ABC):
         Raises:
             SpecError: NaN, outside the space, or of another dimension.
         """
-        if z.ndim < 1 or z.shape[-1] != self.space.dim:
+        if z.ndim != 2 or z.shape[1] != self.space.dim:
             raise SpecError(f"latents of shape {tuple(z.shape)}: expected (n, {self.space.dim}) for {self.space!r}")
         inside = self.space.contains(z)
         if not bool(inside.all()):
-            row = int((~inside).reshape(-1).nonzero()[0])
-            values = ", ".join(f"{v:g}" for v in z.reshape(-1, self.space.dim)[row].tolist())
+            row = int((~inside).nonzero()[0])
+            values = ", ".join(f"{v:g}" for v in z[row].tolist())
             raise SpecError(f"latents outside {self.space!r}: row {row} is ({values})")
 
     def __repr__(self) -> str:
@@ -149,7 +151,7 @@ class Uniform(Distribution):
     """
 
     def __init__(self, space: Space) -> None:
-        if isinstance(space, Real) or (isinstance(space, Product) and any(isinstance(p, Real) for p in space.parts)):
+        if not _bounded(space):
             raise SpecError(f"uniform over {space!r}: there is no such law; choose a Box or a Sphere")
         self.space = space
         self.uniforms = space.dim if isinstance(space, Box) else 0
@@ -176,8 +178,19 @@ class Uniform(Distribution):
 
     def log_prob(self, x: Float[Tensor, "n dim"], z: Float[Tensor, "*n dim"] | None = None) -> Float[Tensor, " n"]:
         """Minus the log of the space's volume (for a sphere: of its surface)."""
-        inside = self.space.contains(x, 0.0 if isinstance(self.space, Box) else 1e-5)
-        return torch.where(inside, -_log_volume(self.space), -math.inf).to(x.dtype)
+        value = x.new_full(x.shape[:-1], -_log_volume(self.space))
+        return value.masked_fill(~_inside(self.space, x), -math.inf)
+
+
+def _bounded(space: Space) -> bool:
+    return all(map(_bounded, space.parts)) if isinstance(space, Product) else isinstance(space, Box | Sphere)
+
+
+def _inside(space: Space, x: Tensor) -> Tensor:
+    """Membership without tolerance, but on spheres, where rounding alone leads off them."""
+    if isinstance(space, Product):
+        return torch.stack([_inside(part, y) for part, y in zip(space.parts, space.split(x), strict=True)]).all(0)
+    return space.contains(x, 0.0 if isinstance(space, Box) else 1e-5)
 
 
 def _log_volume(space: Space) -> float:
@@ -214,11 +227,13 @@ class _Located(Distribution):
         if min(self.scale) <= 0:
             raise SpecError(f"scale = {scale!r}: expected numbers above 0")
         self._centre = None if loc is None else per_dimension("loc", loc, space.dim)
+        self.centred = loc is not None
         if not isinstance(space, Sphere):
             self.uniforms = space.dim
-        share = float(self._shares(torch.tensor(self.loc, dtype=torch.float64)).min())
-        if not share >= LEAST_SHARE:
-            raise SpecError(f"{self!r} around {self.loc}: all of its mass lies outside the box; mend scale or loc")
+        if isinstance(space, Box):
+            bottom, top, _ = self._share(torch.tensor(self.loc, dtype=torch.float64))
+            if not float((top - bottom).min()) >= LEAST_SHARE:
+                raise SpecError(f"{self!r} around {self.loc}: all of its mass lies outside the box; mend scale or loc")
 
     @property
     def loc(self) -> tuple[float, ...]:
@@ -238,22 +253,22 @@ class _Located(Distribution):
     def _scale(self, like: Tensor) -> Tensor:
         return like.new_tensor(self.scale)
 
-    def _interval(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The box around z in units of the scale, reflected so that its bulk is negative; and where it was."""
+    def _share(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """F at the box's two ends, for the law around z reflected so that the box's bulk is negative, where F is
+        precise; and where it was reflected."""
         assert isinstance(self.space, Box)
         low, high = self.space.bounds(z)
         scale = self._scale(z)
         a, b = (low - z) / scale, (high - z) / scale
         flip = a + b > 0
-        return torch.where(flip, -b, a), torch.where(flip, -a, b), flip
+        return self._law.cdf(torch.where(flip, -b, a)), self._law.cdf(torch.where(flip, -a, b)), flip
 
-    def _shares(self, z: Tensor) -> Tensor:
-        """How much of the law around z lies in the space, relative to what lies below its upper end."""
-        if not isinstance(self.space, Box):
-            return torch.ones_like(z)
-        a, b, _ = self._interval(z)
-        top = self._law.cdf(b)
-        return torch.where(top > 0, (top - self._law.cdf(a)) / top, torch.zeros_like(top))
+    def sample(
+        self, n: int, *, generator: torch.Generator, dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "n dim"]:
+        """`n` points around `loc`, which may lie outside a box."""
+        u = exact_uniforms(n, self.space.dim, generator=generator)
+        return self._move(u.new_tensor(self.loc).expand_as(u), u).to(dtype)
 
     def around(
         self, z: Float[Tensor, "n dim"], *, generator: torch.Generator, check: bool = True
@@ -262,37 +277,36 @@ class _Located(Distribution):
         if check:
             self.check(z)
         u = exact_uniforms(len(z), self.space.dim, generator=generator)
-        if isinstance(self.space, Sphere):
-            moved = z.to(u.dtype) + self._scale(u) * self._law.quantile(u)
-            return self.space.project(moved).to(z.dtype)
-        return self.from_uniforms(z, u)
+        # A z that lies outside by its rounding must not lead to the far end of a box.
+        return self._move(self.space.project(z.to(u.dtype)), u).to(z.dtype)
 
     def from_uniforms(self, z: Float[Tensor, "n dim"], u: Float[Tensor, "n uniforms"]) -> Float[Tensor, "n dim"]:
         """z~ = z + s F^-1(u), on a box with F truncated to it."""
-        centre = z.to(u.dtype)
-        if isinstance(self.space, Real):
-            return (centre + self._scale(u) * self._law.quantile(u)).to(z.dtype)
-        if not isinstance(self.space, Box):
+        if isinstance(self.space, Sphere):
             return super().from_uniforms(z, u)
-        a, b, flip = self._interval(centre)
-        bottom, top = self._law.cdf(a), self._law.cdf(b)
-        p = bottom + torch.where(flip, 1 - u, u) * (top - bottom)
+        return self._move(self.space.project(z.to(u.dtype)), u).to(z.dtype)
+
+    def _move(self, centre: Tensor, u: Tensor) -> Tensor:
+        if not isinstance(self.space, Box):
+            return self.space.project(centre + self._scale(u) * self._law.quantile(u))
+        bottom, top, flip = self._share(centre)
+        part = u * (top - bottom)
+        p = torch.where(flip, top - part, bottom + part).clamp(max=1 - torch.finfo(u.dtype).eps / 2)
         t = self._law.quantile(p)
-        moved = centre + self._scale(u) * torch.where(flip, -t, t)
         # Rounding alone can lead past the bounds.
-        return self.space.project(moved.to(z.dtype))
+        return self.space.project(centre + self._scale(u) * torch.where(flip, -t, t))
 
     def log_prob(self, x: Float[Tensor, "n dim"], z: Float[Tensor, "*n dim"] | None = None) -> Float[Tensor, " n"]:
         """The sum over coordinates of log p((x - z) / s) - log s, less the log of the mass in the box."""
         if isinstance(self.space, Sphere):
             return super().log_prob(x, z)
         x64 = x.to(torch.float32 if x.device.type == "mps" else torch.float64)
-        centre = x64.new_tensor(self.loc).expand_as(x64) if z is None else z.to(x64.dtype)
+        centre = x64.new_tensor(self.loc).expand_as(x64) if z is None else self.space.project(z.to(x64.dtype))
         scale = self._scale(x64)
         density = self._law.log_density((x64 - centre) / scale) - torch.log(scale)
         if isinstance(self.space, Box):
-            a, b, _ = self._interval(centre)
-            density = density - torch.log(self._law.cdf(b) - self._law.cdf(a))
+            bottom, top, _ = self._share(centre)
+            density = density - torch.log(top - bottom)
             low, high = self.space.bounds(x)
             density = torch.where((x >= low) & (x <= high), density, -math.inf)
         return density.sum(-1).to(x.dtype)

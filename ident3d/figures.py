@@ -15,9 +15,12 @@ from ident3d.render.pictures import render_latents
 from ident3d.scenes import load_scene
 
 if TYPE_CHECKING:
-    from ident3d.datasets.ident3d import Ident3D
+    from matplotlib.axes import Axes
 
-__all__ = ["check_figure_path", "contact_sheet", "latent_traversal", "save_figure"]
+    from ident3d.datasets.ident3d import Ident3D
+    from ident3d.datasets.pair_report import Histogram, PairReport
+
+__all__ = ["check_figure_path", "contact_sheet", "latent_traversal", "pair_fidelity", "save_figure"]
 
 SUFFIXES = (".png", ".pdf", ".svg")
 
@@ -150,3 +153,78 @@ def latent_traversal(
     always = f" (the scene holds {', '.join(texts)})" if texts else ""
     figure.suptitle(f"{spec.name}: one factor a column, all others held at u = {at:g}{always}", fontsize=9)
     return figure
+
+
+def pair_fidelity(report: PairReport) -> Figure:
+    """Requested against realised pairs: a panel a factor, the lengths of step and match, and how often samples serve.
+
+    Args:
+        report: from `ident3d.pair_report`.
+    """
+    columns = min(5, max(3, len(report.factors)))
+    rows = -(-len(report.factors) // columns) + 1
+    warnings = "\n".join(line for text in report.warnings for line in textwrap.wrap(text, width=36 * columns))
+    figure = Figure(figsize=(2.5 * columns, 2.1 * rows + 0.8 + 0.2 * warnings.count("\n")), layout="constrained")
+    how = "rendered" if report.match == "rendered" else f"matched ({report.match})"
+    figure.suptitle(
+        f"{report.dataset}: {report.pairs:,} pairs of {report.samples:,} samples, {report.conditional}, {how}\n"
+        "A panel a factor: the step from z to its positive, grey as requested, blue as served "
+        "(W: Wasserstein distance, KS: Kolmogorov-Smirnov statistic)",
+        fontsize=9,
+    )
+    figure.supxlabel(warnings, fontsize=9, color="tab:red")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for ax in axes.flat:
+        ax.set_axis_off()
+    for ax, factor in zip(axes.flat, report.factors, strict=False):
+        _compare(ax, factor.histogram)
+        counted = factor.name in report.metric_factors
+        note = "" if counted or report.match == "rendered" else " (not matched)"
+        ax.set_title(f"{factor.name}{note}\nW {factor.wasserstein:.3g}, KS {factor.ks:.2f}", fontsize=8)
+    _compare(axes[-1, 0], report.distances)
+    title = "length of the step" if report.match == "rendered" else "lengths: requested step (grey),\nmatch (blue)"
+    axes[-1, 0].set_title(title, fontsize=8)
+    _usage_panel(axes[-1, 1], report)
+    axes[-1, 2].text(0.0, 1.0, _numbers(report), fontsize=8, va="top", transform=axes[-1, 2].transAxes)
+    return figure
+
+
+def _compare(ax: Axes, histogram: Histogram) -> None:
+    edges = np.array(histogram.edges)
+    ax.set_axis_on()
+    ax.stairs(histogram.requested, edges, fill=True, color="0.75")
+    highest = max(*histogram.requested, *histogram.realised)
+    ax.stairs(histogram.realised, edges, color="tab:blue", linewidth=1.2)
+    ax.set_xlim(edges[0], edges[-1])
+    ax.set_ylim(0, 1.05 * highest or 1)
+    ax.set_yticks([])
+    ax.tick_params(labelsize=7)
+
+
+def _usage_panel(ax: Axes, report: PairReport) -> None:
+    counts = np.array(report.usage.counts)
+    times = np.arange(len(counts))
+    even = np.exp(times * np.log(report.usage.mean) - report.usage.mean - np.cumsum(np.log(np.maximum(times, 1))))
+    ax.set_axis_on()
+    ax.bar(times, counts / counts.sum(), color="tab:blue", width=0.8)
+    ax.plot(times, even, color="0.4", marker=".", markersize=3, linewidth=0.8)
+    ax.set_title("times a sample is the positive\n(grey: if chosen evenly)", fontsize=8)
+    every = max(1, len(counts) // 6)
+    last = len(counts) - 1
+    ax.set_xticks([*range(0, last, every), last], [*map(str, range(0, last, every)), f"{last}+"])
+    ax.set_yticks([])
+    ax.tick_params(labelsize=7)
+
+
+def _numbers(r: PairReport) -> str:
+    lines = [f"requested step: median {r.step.median:.3g}", f"served step: median {r.realised_step.median:.3g}"]
+    if r.match == "rendered":
+        return "\n".join([*lines, "each z~ was rendered:", "nothing is matched"])
+    lines += [f"match moves z~ by: median {r.matching.median:.3g}", f"    = {r.matching_to_step:.2g} times the step"]
+    lines += [
+        f"nearest is the anchor itself: {r.anchor_share:.1%}",
+        f"never a positive: {r.usage.never:.0%} of samples",
+    ]
+    lines += [f"recall against brute force: {r.recall:.4f}", "samples needed for a match of"]
+    lines += [f"    {fidelity} times the step: {samples:.1e}" for fidelity, samples in r.needed.items()]
+    return "\n".join(lines)

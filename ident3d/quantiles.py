@@ -83,9 +83,15 @@ class GeneralizedNormalLaw(StandardLaw):
         self.beta = beta
         self.log_norm = math.lgamma(1 + 1 / beta)
 
+    def _power(self, s: Tensor) -> Tensor:
+        """s^beta. torch.pow rounds differently in and outside of its vectors, so a value would depend on its place."""
+        return torch.exp(self.beta * torch.log(s))
+
     def _tail(self, s: Tensor) -> Tensor:
-        """P(|T| > s) for s >= 0."""
-        return torch.igammac(torch.full_like(s, 1 / self.beta), s**self.beta)
+        """P(|T| > s) for s >= 0. Near 0, where s^beta underflows, the density is flat."""
+        power = self._power(s)
+        tail = torch.igammac(torch.full_like(s, 1 / self.beta), power)
+        return torch.where(power < torch.finfo(s.dtype).eps / 16, 1 - s * math.exp(-self.log_norm), tail)
 
     def cdf(self, t: Tensor) -> Tensor:
         """P(T <= t)."""
@@ -107,7 +113,7 @@ class GeneralizedNormalLaw(StandardLaw):
         for _ in range(MAX_STEPS):
             tail = self._tail(s)
             low, high = torch.where(tail >= q, s, low), torch.where(tail <= q, s, high)
-            slope = torch.exp(-(s**self.beta) - self.log_norm)
+            slope = torch.exp(-self._power(s) - self.log_norm)
             following = s + torch.log(tail / q) * tail / slope
             inside = (following >= low) & (following <= high)  # False for NaN, where the tail underflows
             following = torch.where(inside, following, (low + high) / 2)
@@ -121,4 +127,4 @@ class GeneralizedNormalLaw(StandardLaw):
 
     def log_density(self, t: Tensor) -> Tensor:
         """log p(t)."""
-        return -(t.abs() ** self.beta) - math.log(2) - self.log_norm
+        return -self._power(t.abs()) - math.log(2) - self.log_norm

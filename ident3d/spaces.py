@@ -27,10 +27,13 @@ def per_dimension(name: str, value: float | Sequence[float], dim: int) -> tuple[
     Raises:
         SpecError: not a number, NaN or infinite, or another count of them; the text names `name`.
     """
+    many = isinstance(value, Sequence) or getattr(value, "ndim", 0) > 0
+    given = list(value) if many else [value] * dim  # type: ignore[arg-type]
     try:
-        many = isinstance(value, Sequence) or getattr(value, "ndim", 0) > 0
-        values = tuple(float(v) for v in value) if many else (float(value),) * dim  # type: ignore[union-attr,arg-type]
-    except (TypeError, ValueError):
+        if isinstance(value, str | bytes) or any(isinstance(v, str | bytes | bool) for v in given):
+            raise TypeError
+        values = tuple(float(v) for v in given)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
         raise SpecError(f"{name} = {value!r}: expected a number, or one a dimension") from None
     if len(values) != dim:
         raise SpecError(f"{name} has {len(values)} values; expected one, or {dim}")
@@ -50,7 +53,7 @@ class Space(ABC):
 
     def _set_dim(self, dim: int, least: int) -> None:
         if isinstance(dim, bool) or not isinstance(dim, int) or not least <= dim <= MAX_DIM:
-            raise SpecError(f"{type(self).__name__} of dimension {dim!r}: expected a whole number of at least {least}")
+            raise SpecError(f"{type(self).__name__} of dimension {dim!r}: expected {least} to {MAX_DIM:,}")
         self.dim = dim
 
     @abstractmethod

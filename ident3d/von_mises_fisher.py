@@ -48,6 +48,7 @@ class VonMisesFisher(Distribution):
         if not MIN_KAPPA <= self.kappa <= MAX_KAPPA:
             raise SpecError(f"kappa = {kappa!r}: expected {MIN_KAPPA:g} to {MAX_KAPPA:g}")
         self._centre = None if loc is None else per_dimension("loc", loc, space.dim)
+        self.centred = loc is not None
         self.check(torch.tensor([self.loc], dtype=torch.float64))
 
     @property

@@ -28,7 +28,7 @@ from ident3d.datasets.views import ViewItems, ViewStream
 from ident3d.distributions import Distribution
 from ident3d.errors import SpecError
 from ident3d.factors import Factors
-from ident3d.spaces import Box
+from ident3d.spaces import Box, Space
 
 __all__ = ["Matches", "PairSampler", "RenderedPairs", "pair_loader"]
 
@@ -63,10 +63,10 @@ def law_of(data: Any, latents: Float32[Array, "samples dim"], law: str | Distrib
         SpecError: an unknown conditional; latents that are NaN or outside the space.
     """
     table = table_of(data)
-    space = Box(latents.shape[1])
+    space: Space = Box(latents.shape[1])
+    if table is None and isinstance(law, Distribution):
+        space = law.space
     made = parse_conditional(law, space, table)
-    if table is not None and repr(made.space) != repr(space):
-        raise SpecError(f"conditional {made!r}: these latents live in {space!r}")
     made.check(torch.from_numpy(latents))
     return made
 
