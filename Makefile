@@ -17,6 +17,9 @@ demo: $(VENV)/.demo
 	$(BIN)/ident3d verify $(OUT)/64px
 	$(BIN)/ident3d verify $(OUT)/224px
 	$(BIN)/python docs/examples/dataloader.py $(OUT)/64px
+	$(BIN)/ident3d render $(OUT)/pairs --samples 32 --resolution 64 --pairs "laplace(scale=0.05)"
+	$(BIN)/ident3d pairs $(OUT)/pairs --out $(OUT)/pairs-rendered
+	$(BIN)/ident3d pairs $(OUT)/64px --conditional "laplace(scale=0.05)" --out $(OUT)/pairs-matched
 	@echo "The pictures to look at:"
 	$(BIN)/ident3d figure contact $(OUT)/64px $(OUT)/contact-64px.png
 	$(BIN)/ident3d figure contact $(OUT)/224px $(OUT)/contact-224px.png --rows 2 --columns 4

@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 
-MODULES = ["factors", "scene", "datasets.ident3d", "datasets.streaming"]
+MODULES = [
+    "factors",
+    "scene",
+    "spaces",
+    "distributions",
+    "von_mises_fisher",
+    "conditionals",
+    "datasets.ident3d",
+    "datasets.streaming",
+    "datasets.pairs",
+    "datasets.pair_report",
+]
 
 
 def run(module: str) -> None:

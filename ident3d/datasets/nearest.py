@@ -42,7 +42,6 @@ class GridIndex:
         self.order = np.argsort(code, kind="stable")
         self.cells = self.columns * self.rows
         self.starts = np.searchsorted(code[self.order], np.arange(self.cells + 1))
-        self.cell_of = code
         self.place_of = np.empty(n, np.int64)
         self.place_of[self.order] = np.arange(n)
         self._fill(points)
@@ -80,6 +79,10 @@ class GridIndex:
             block = np.ones((self.dim + 2, stop - start), np.float32)
             block[:-2], block[-2] = moved[start:stop].T, squares[start:stop]
             self.blocks.append(block)
+
+    def places_of(self, points: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where points stand among the sorted ones; -1 for none."""
+        return np.where(points < 0, -1, self.place_of[points])
 
     def search(
         self, queries: NDArray[np.float32], exclude: NDArray[np.int64] | None = None
@@ -141,11 +144,12 @@ class _Search:
         self.index, self.queries = index, queries
         first, second = (self.table(group) for group in index.groups)
         home = self.home(first, second)
-        self.rank = np.argsort(home, kind="stable")
+        # NumPy sorts 16-bit numbers in linear time.
+        self.rank = np.argsort(home.astype(np.uint16) if index.cells < 2**16 else home, kind="stable")
         self.homes = np.searchsorted(home[self.rank], np.arange(index.cells + 1))
         self.first, self.second = first[:, self.rank], second[:, self.rank]
-        self.queries = queries[self.rank]
-        self.exclude = np.full(n, -1, np.int64) if exclude is None else exclude[self.rank]
+        self.queries = queries.take(self.rank, axis=0)
+        self.exclude = np.full(n, -1, np.int64) if exclude is None else index.places_of(exclude[self.rank])
         moved = self.queries - index.middle
         self.square = np.einsum("ij,ij->i", moved, moved)
         self.factors = np.ones((n, index.dim + 2), np.float32)
@@ -189,9 +193,9 @@ class _Search:
             some = np.flatnonzero(room >= 0)
             room, rest = room[some], self.second[:, some]
             for b in range(columns):
-                chosen = some[rest[b] <= room]
-                if len(chosen):
-                    self.each_part(self.compare, a * columns + b, chosen)
+                near = np.flatnonzero(rest[b] <= room)
+                if len(near):
+                    self.each_part(self.compare, a * columns + b, some[near])
             self.improve()
         back = np.empty_like(self.rank)
         back[self.rank] = np.arange(len(back))
@@ -208,13 +212,14 @@ class _Search:
             compare(cell, part, self.products[: len(part) * size].reshape(len(part), size))
 
     def compare_home(self, cell: int, chosen: Array, product: Array) -> None:
-        """Queries that have seen no point yet: the candidates are the nearest of the cell, to within the margin."""
+        """Queries that have seen no point yet: the nearest of the cell, or one within the margin of it, bounds the
+        distance. The cell is looked at again with all others."""
         np.dot(self.factors[chosen, :-1], self.index.blocks[cell][:-1], out=product)
-        exclude = self.exclude[chosen]
-        own = np.flatnonzero((exclude >= 0) & (self.index.cell_of[exclude] == cell))
-        product[own, self.index.place_of[exclude[own]] - self.index.starts[cell]] = np.inf
-        rows, places = np.nonzero(product <= (product.min(axis=1) + 2 * self.margin)[:, None])
-        self.hits.append((chosen[rows], self.index.starts[cell] + places))
+        start = self.index.starts[cell]
+        exclude = self.exclude[chosen] - start
+        own = np.flatnonzero((exclude >= 0) & (exclude < product.shape[1]))
+        product[own, exclude[own]] = np.inf
+        self.hits.append((chosen, start + product.argmin(axis=1)))
 
     def compare(self, cell: int, chosen: Array, product: Array) -> None:
         """Queries that may have a nearer point in the cell."""
@@ -235,14 +240,15 @@ class _Search:
             return
         queries, places = (np.concatenate(part) for part in zip(*self.hits, strict=True))
         self.hits.clear()
-        found = self.index.order[places]
-        gaps = self.queries[queries].astype(np.float64)
-        gaps -= self.index.sorted[places]
+        allowed = np.flatnonzero(places != self.exclude[queries])
+        queries, places = queries[allowed], places[allowed]
+        gaps = self.queries.take(queries, axis=0).astype(np.float64)
+        gaps -= self.index.sorted.take(places, axis=0)
         distance = np.einsum("ij,ij->i", gaps, gaps)
-        distance[found == self.exclude[queries]] = np.inf
-        before = self.best[queries]
-        better = (distance < before) | ((distance == before) & (found < self.found[queries]))
-        queries, found, distance = queries[better], found[better], distance[better]
+        better = np.flatnonzero(distance <= self.best[queries])
+        queries, found, distance = queries[better], self.index.order[places[better]], distance[better]
+        nearer = (distance < self.best[queries]) | (found < self.found[queries])
+        queries, found, distance = queries[nearer], found[nearer], distance[nearer]
         # The first of each query's candidates, by distance and then by index.
         ranked = np.lexsort((found, distance, queries))
         ranked = ranked[np.diff(queries[ranked], prepend=-1) != 0]
