@@ -202,7 +202,8 @@ class Pairs:
     def run(self) -> None:
         """Write the report, and print where it is and what it warns of."""
         from ident3d.datasets.ident3d import Ident3D
-        from ident3d.datasets.pair_report import check_report_folder, pair_report, save_report
+        from ident3d.datasets.pair_report import pair_report
+        from ident3d.reports import check_report_folder, save_report
 
         data = Ident3D(self.dataset, self.split)
         check_report_folder(self.out)

@@ -34,9 +34,9 @@ class Joint(Distribution):
         parts: the law of each part.
 
     Example:
-        >>> law = Joint(Uniform(Box(3)), Normal(Sphere(2), 0.1))
-        >>> law.sample(5, generator=torch.Generator().manual_seed(0)).shape
-        torch.Size([5, 5])
+        >>> law = Joint(Uniform(Box(3)), Normal(Box(2), 0.1))
+        >>> law.sample(4, generator=torch.Generator().manual_seed(0)).shape
+        torch.Size([4, 5])
     """
 
     def __init__(self, *parts: Distribution) -> None:

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import ident3d
-from ident3d.datasets.pair_report import save_report
 from ident3d.render.draws import draw_latents
+from ident3d.reports import save_report
 
 
 class Latents:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +18,7 @@ from ident3d.datasets.matching import Metric
 from ident3d.datasets.pairs import Matches, PairSampler, latents_of, law_of, table_of
 from ident3d.datasets.split import Array
 from ident3d.distributions import Distribution
-from ident3d.errors import DatasetError, SpecError
-from ident3d.files import write_json
-from ident3d.schema import to_plain
+from ident3d.errors import SpecError
 
 __all__ = [
     "FactorReport",
@@ -30,9 +26,7 @@ __all__ = [
     "PairReport",
     "Spread",
     "Usage",
-    "check_report_folder",
     "pair_report",
-    "save_report",
 ]
 
 BATCH = 1024
@@ -292,12 +286,12 @@ def _summarise(
 ) -> PairReport:
     table = table_of(data)
     names = table.names if table is not None else tuple(map(str, range(latents.shape[1])))
-    z, served = latents[matches.anchors].astype(np.float64), latents[matches.positives].astype(np.float64)
-    wanted = matches.wanted.astype(np.float64)
+    z, served, wanted = latents[matches.anchors], latents[matches.positives], matches.wanted
     step, realised, moved = (
         np.linalg.norm(metric.coordinates(a).astype(np.float64) - metric.coordinates(b), axis=1)
         for a, b in ((wanted, z), (served, z), (served, wanted))
     )
+    asked, given = wanted.astype(np.float64) - z, served.astype(np.float64) - z
     rendered = match == "rendered"
     if rendered:
         moved = np.zeros_like(moved)
@@ -315,7 +309,7 @@ def _summarise(
         seed=seed,
         metric_factors=tuple(names[c] for c in metric.columns),
         metric_weights=metric.weights,
-        factors=tuple(_factor(n, wanted[:, i] - z[:, i], served[:, i] - z[:, i]) for i, n in enumerate(names)),
+        factors=tuple(_factor(n, asked[:, i], given[:, i]) for i, n in enumerate(names)),
         step=spread,
         realised_step=Spread.of(realised),
         matching=far,
@@ -329,33 +323,6 @@ def _summarise(
         warnings=(),
     )
     return replace(report, warnings=tuple(_warnings(report)))
-
-
-def check_report_folder(folder: Path) -> None:
-    """Refuse a folder that no report can be written to, before the work.
-
-    Raises:
-        DatasetError: it is a file, or it cannot be made or written.
-    """
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise DatasetError(f"{folder}: the report cannot be written there: {there} is no folder that may be written")
-
-
-def save_report(report: PairReport, folder: Path) -> None:
-    """Write a report as report.json and report.png.
-
-    Raises:
-        DatasetError: the folder cannot be written.
-    """
-    from ident3d.figures import pair_fidelity, save_figure
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "report.json", to_plain(report))
-    except OSError as error:
-        raise DatasetError(f"{folder}: the report cannot be written there: {error.strerror}") from None
-    save_figure(pair_fidelity(report), folder / "report.png")
 
 
 def _name(data: Any) -> str:
