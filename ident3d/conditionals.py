@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from ident3d.factors import Factors
 from ident3d.spaces import Box, Product, Space
 from ident3d.von_mises_fisher import VonMisesFisher
 
-__all__ = ["Change", "Joint", "Share", "columns_of", "conditional"]
+__all__ = ["Change", "Joint", "Share", "columns_of", "conditional", "share_of"]
 
 
 class Joint(Distribution):
@@ -57,6 +58,12 @@ class Joint(Distribution):
     def loc(self) -> tuple[float, ...]:
         """The centres of the parts, one after the other."""
         return tuple(value for part in self.parts for value in part.loc)
+
+    def sample(
+        self, n: int, *, generator: torch.Generator, dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "n dim"]:
+        """`n` points, part by part."""
+        return torch.cat([part.sample(n, generator=generator, dtype=dtype) for part in self.parts], dim=-1)
 
     def around(
         self, z: Float[Tensor, "n dim"], *, generator: torch.Generator, check: bool = True
@@ -196,19 +203,24 @@ def columns_of(names: Sequence[str | int], factors: Factors | None, what: str = 
     """
     if isinstance(names, str):
         raise SpecError(f"{what}={names!r}: expected a list of names, e.g. [{names!r}]")
-    columns = []
+    columns: list[int] = []
     for name in names:
         if isinstance(name, str) and factors is None:
             raise SpecError(f"{what}: {name!r} given for an array, whose columns have no names; give their numbers")
         if isinstance(name, str) and factors is not None:
             name = factors.names.index(factors.get(name).name)
-        if isinstance(name, bool) or not isinstance(name, int):
+        if isinstance(name, bool) or not isinstance(name, Integral):
             raise SpecError(f"{what}: {name!r} is neither a name nor a column's number")
-        columns.append(name)
+        columns.append(int(name))
     return tuple(columns)
 
 
-def _share(space: Space, *names: str | int, factors: Factors | None) -> Distribution:
+def share_of(space: Space, *names: str | int, factors: Factors | None) -> Distribution:
+    """`Share` of columns by name or number.
+
+    Raises:
+        SpecError: as of `Share`, or an unknown name.
+    """
     columns = columns_of(names, factors, "share")
     known = factors is not None and all(0 <= c < len(factors) for c in columns)
     labels = [factors.names[c] for c in columns] if factors is not None and known else None
@@ -230,9 +242,10 @@ LAWS: dict[str, Callable[..., Distribution]] = {
     "laplace": _plain(Laplace),
     "gennorm": _plain(GeneralizedNormal),
     "vmf": _plain(VonMisesFisher),
-    "share": _share,
+    "share": share_of,
     "change": _change,
 }
+MAX_TEXT = 1000
 FORMS = (
     "normal(scale=0.05), laplace(scale=0.05), gennorm(scale=0.05, beta=3), vmf(kappa=10), uniform(), "
     "share(object_hue, ...) or change(k=1)"
@@ -268,6 +281,8 @@ def conditional(law: str | Distribution, space: Space, factors: Factors | None =
 
 
 def _parse(text: str, space: Space, factors: Factors | None) -> Distribution:
+    if len(text) > MAX_TEXT:
+        raise SpecError(f"conditional {text[:50]!r}...: {len(text)} characters; expected one of {FORMS}")
     try:
         call = ast.parse(text.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
@@ -300,5 +315,5 @@ def _value(node: ast.expr) -> Any:
         return node.id
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (TypeError, ValueError):
         raise ValueError(f"{ast.unparse(node)} is not a number, a list of numbers or a name") from None

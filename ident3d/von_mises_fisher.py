@@ -100,7 +100,9 @@ class VonMisesFisher(Distribution):
         weight = kappa * (gap - below_one) + (d - 1) * torch.log((gap + most * below_one) / (gap * (1 + most)))
         across = across / torch.linalg.vector_norm(across, dim=-1, keepdim=True)
         points = (1 - below_one) * pole + torch.sqrt(below_one * (2 - below_one)) * across
-        return points, (torch.log(u) <= weight).squeeze(-1) & torch.isfinite(points).all(-1)
+        kept = (torch.log(u) <= weight).squeeze(-1) & torch.isfinite(points).all(-1)
+        # A pole that is no number gives none: proposals for it would never end.
+        return points, kept | ~torch.isfinite(pole).all(-1)
 
     def log_prob(self, x: Float[Tensor, "n dim"], z: Float[Tensor, "*n dim"] | None = None) -> Float[Tensor, " n"]:
         """kappa cos(x, z) + log C_N(kappa), the density with respect to the sphere's surface."""

@@ -52,6 +52,20 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def rendered_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `rendered`, seed included, but train holds 8 pairs; test holds none. Read it, never write into it."""
+    from ident3d import RenderOptions, render_dataset
+
+    root = tmp_path_factory.mktemp("rendered_pairs") / "data"
+    for split, samples, pairs in (("train", 8, "laplace(scale=0.05)"), ("test", 4, None)):
+        options = RenderOptions(
+            root, samples, split=split, seed=7, resolution=32, quality="draft", shard_size=4, pairs=pairs, quiet=True
+        )
+        render_dataset(options)
+    return root
+
+
+@pytest.fixture(scope="session")
 def make_dataset() -> Callable[..., Path]:
     """The function of `tests/data/make_dataset.py`, which fabricates a dataset without Blender."""
     spec = spec_from_file_location("make_dataset", ROOT / "tests" / "data" / "make_dataset.py")
@@ -67,6 +81,14 @@ def make_dataset() -> Callable[..., Path]:
 def fabricated(tmp_path_factory: pytest.TempPathFactory, make_dataset: Callable[..., Path]) -> Path:
     """A valid dataset of made-up pictures: 24 + 6 of 16 px in shards of 5. Read it, never write into it."""
     return make_dataset(tmp_path_factory.mktemp("fabricated") / "data")
+
+
+@pytest.fixture(scope="session")
+def fabricated_pairs(tmp_path_factory: pytest.TempPathFactory, make_dataset: Callable[..., Path]) -> Path:
+    """As `fabricated`, but train holds pairs; test holds none. Read it, never write into it."""
+    root = tmp_path_factory.mktemp("fabricated_pairs") / "data"
+    make_dataset(root, {"train": 24}, pairs="laplace(scale=0.05)")
+    return make_dataset(root, {"test": 6})
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import ident3d
 from ident3d.cli import main
 
 
@@ -44,6 +47,8 @@ def run(*args: str, **options: object) -> subprocess.CompletedProcess[str]:
         (["figure", "traversal", "none/sheet.png"], "make it first"),
         (["figure", "traversal", "sheet.png", "--steps", "1"], "steps = 1: expected 2 to 50"),
         (["figure", "traversal", "sheet.png", "--at", "2"], "at = 2.0"),
+        (["pairs"], "required"),
+        (["pairs", "OUT", "--conditional", "uniform()"], "no such folder"),
     ],
 )
 def test_mistakes(
@@ -61,6 +66,150 @@ def test_mistakes(
     assert words in said.err + said.out
     assert "Traceback" not in said.err
     assert list(tmp_path.iterdir()) == []
+
+
+def refused(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What stderr says of a mistake: one line. Nothing else may be said."""
+    with pytest.raises(SystemExit) as end:
+        main(args)
+    said = capsys.readouterr()
+    assert end.value.code == 2
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.startswith("ident3d: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("foo(1)", "unknown law 'foo'"),
+        ("", "conditional ''"),
+        ("laplace", "not of the form name(parameter=value)"),
+        ("laplace(", "expected one of"),
+        ("laplace()", "missing"),
+        ("laplace(scale=0)", "scale = 0: expected numbers above 0"),
+        ("laplace(scale=-1)", "expected numbers above 0"),
+        ("laplace(scale=[0.1, 0.2])", "scale"),
+        ("laplace(scale=0.1, beta=2)", "beta"),
+        ("gennorm(scale=0.1, beta=0)", "beta = 0"),
+        ("normal(scale=0.1, loc=0.5)", "loc"),
+        ("vmf(kappa=10)", "vmf"),
+        ("share()", "share of no factor"),
+        ("share(colour)", "unknown factor 'colour'"),
+        ("change(k=0)", "change of k = 0 factors: expected 1 to 10"),
+        ("change(k=11)", "change of k = 11 factors: expected 1 to 10"),
+        ("__import__('os').getcwd()", "not of the form"),
+        ("normal(scale=open('x'))", "is not a number"),
+    ],
+)
+def test_a_bad_conditional_is_refused_before_anything_is_made(
+    tmp_path: Path, fabricated: Path, text: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(["render", str(tmp_path / "d"), "--samples", "4", "--pairs", text], capsys)
+    assert words in line
+    line = refused(["pairs", str(fabricated), "--conditional", text, "--out", str(tmp_path / "report")], capsys)
+    assert words in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--pairs", "10"], "pairs = 10: expected a whole number of at least 1,000"),
+        (["--match", "best"], "match='best': expected one of exact, hnsw, ivf"),
+        (["--factors", "object_x", "colour"], "unknown factor 'colour'"),
+        (["--factors", "object_x", "object_x"], "factors=[0, 0]: expected different numbers"),
+        (["--seed", "-1"], "seed = -1"),
+        (["--split", "val"], "no split 'val'; it has train, test"),
+        (["--out", "file"], "the report cannot be written there"),
+        (["--out", "file/below"], "the report cannot be written there"),
+    ],
+)
+def test_mistakes_of_a_report_leave_nothing_behind(
+    tmp_path: Path,
+    fabricated: Path,
+    args: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    assert words in refused(["pairs", str(fabricated), "--conditional", "uniform()", *args], capsys)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_report_needs_a_conditional_where_no_pairs_were_rendered(
+    tmp_path: Path, fabricated_pairs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "report")]
+    line = refused(["pairs", str(fabricated_pairs), "--split", "test", *out], capsys)
+    assert "conditional: missing" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_of_pairs_is_written_and_its_warnings_printed(tmp_path: Path, fabricated: Path) -> None:
+    args = ["--conditional", "laplace(0.01)", "--match", "exact", "--out", "my/report", "--pairs", "2000"]
+    factors = ["--factors", "object_x", "object_hue"]
+    said = run("pairs", str(fabricated), *args, *factors, cwd=tmp_path)
+    assert (said.returncode, said.stderr) == (0, "")
+    folder = tmp_path / "my" / "report"
+    lines = said.stdout.splitlines()
+    assert lines[:2] == [str(folder / "report.json"), str(folder / "report.png")]
+    report = json.loads((folder / "report.json").read_text())
+    assert lines[2:] == [f"warning: {warning}" for warning in report["warnings"]]
+    assert any("laplace(scale=0.01)" in line for line in lines[2:])
+    assert (report["conditional"], report["match"], report["samples"]) == ("laplace(scale=0.01)", "exact", 24)
+    assert report["metric_factors"] == ["object_x", "object_hue"]
+    assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_report_of_rendered_pairs_needs_no_conditional(
+    tmp_path: Path, fabricated_pairs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["pairs", str(fabricated_pairs), "--pairs", "1000", "--out", str(tmp_path / "r")])
+    assert end.value.code == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    report = json.loads((tmp_path / "r" / "report.json").read_text())
+    assert (report["conditional"], report["match"]) == ("laplace(scale=0.05)", "rendered")
+
+
+def test_info_and_the_card_speak_of_pairs(
+    fabricated_pairs: Path, fabricated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {}
+    for root in (fabricated_pairs, fabricated):
+        with pytest.raises(SystemExit) as end:
+            main(["info", str(root)])
+        assert end.value.code == 0
+        said[root] = capsys.readouterr().out
+    assert said[fabricated_pairs].count("positive pairs, each sample with its own z~ from laplace(scale=0.05)") == 1
+    assert "pairs" not in said[fabricated]
+    card = (fabricated_pairs / "README.md").read_text()
+    assert card.count("are positive pairs") == 1
+    for words in ("split train are positive pairs", "`laplace(scale=0.05)`", "`pair.png`", "`pair.latents.npy`"):
+        assert words in card
+    assert "pair.png" not in (fabricated / "README.md").read_text()
+    # The line that shows how to load them does.
+    (code,) = re.findall(r"`(ident3d\.Ident3D\(.*batch_size=64\))`", card)
+    loader = eval(code.replace("PATH", str(fabricated_pairs)), {"ident3d": ident3d})
+    assert len(next(iter(loader))) == 4
+
+
+@pytest.mark.render
+def test_render_with_pairs_and_the_same_command_again(tmp_path: Path) -> None:
+    command = ["render", str(tmp_path / "a"), "--samples", "2", "--resolution", "16", "--quality", "draft"]
+    for text in ("change(k=1)", " change( 1 )"):
+        said = run(*command, "--pairs", text)
+        assert (said.returncode, said.stderr) == (0, "")
+        assert said.stdout == f"{tmp_path / 'a'}: 2 pairs of split train in 1 shards\n"
+    said = run(*command, "--pairs", "change(k=2)")
+    assert said.returncode == 2
+    assert "pairs: change(k=1) there, change(k=2) asked" in said.stderr
+    assert "Traceback" not in said.stderr
+    assert run("verify", str(tmp_path / "a")).returncode == 0
 
 
 def test_scenes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Rectangle, StepPatch
 from PIL import Image
 
-from ident3d import Ident3D
+from ident3d import Ident3D, PairReport, pair_report
 from ident3d.errors import DatasetError, SpecError
-from ident3d.figures import check_figure_path, contact_sheet, latent_traversal, save_figure
+from ident3d.figures import check_figure_path, contact_sheet, latent_traversal, pair_fidelity, save_figure
 
 
 def with_pictures(figure: Figure) -> list[Axes]:
@@ -124,6 +124,90 @@ def test_a_failure_to_save_is_told_as_such(fabricated: Path, tmp_path: Path) -> 
 def test_a_traversal_that_cannot_be_is_refused_before_blender_starts(options: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=re.escape(message)):
         latent_traversal(**options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def report() -> PairReport:
+    latents = np.random.default_rng(0).random((500, 7), dtype=np.float32)
+    return pair_report(latents, "laplace(scale=0.05)", factors=[0, 1, 2, 3, 4, 6], pairs=2000)
+
+
+def panels(figure: Figure) -> list[Axes]:
+    return [ax for ax in figure.axes if ax.axison]
+
+
+def steps(ax: Axes) -> list[StepPatch]:
+    return [p for p in ax.patches if isinstance(p, StepPatch)]
+
+
+def test_a_panel_a_factor_compares_what_was_asked_for_with_what_is_served(report: PairReport) -> None:
+    shown = panels(pair_fidelity(report))
+    assert len(shown) == 7 + 2
+    histograms = [*(factor.histogram for factor in report.factors), report.distances]
+    for ax, histogram in zip(shown, histograms, strict=False):
+        requested, realised = (patch.get_data() for patch in steps(ax))
+        np.testing.assert_array_equal(requested[0], histogram.requested)
+        np.testing.assert_array_equal(realised[0], histogram.realised)
+        np.testing.assert_array_equal(requested[1], histogram.edges)
+        assert ax.get_xlim() == (histogram.edges[0], histogram.edges[-1])
+        assert ax.get_ylim()[1] > max(*histogram.requested, *histogram.realised)
+    for ax, factor in zip(shown, report.factors, strict=False):
+        name, numbers = ax.get_title().split("\n")
+        assert name == (f"{factor.name} (not matched)" if factor.name == "5" else factor.name)
+        assert numbers == f"W {factor.wasserstein:.3g}, KS {factor.ks:.2f}"
+
+
+def test_the_usage_of_samples_is_drawn_as_shares(report: PairReport) -> None:
+    ax = panels(pair_fidelity(report))[-1]
+    heights = [p.get_height() for p in ax.patches if isinstance(p, Rectangle)]
+    np.testing.assert_allclose(heights, np.array(report.usage.counts) / 500)
+    (even,) = ax.lines  # the law of Poisson, which even use has
+    np.testing.assert_allclose(np.asarray(even.get_ydata())[0], report.usage.never_if_even)
+    assert np.asarray(even.get_ydata()).sum() == pytest.approx(1, abs=1e-3)
+    assert ax.get_xticklabels()[-1].get_text() == f"{len(heights) - 1}+"
+
+
+def test_the_figure_says_what_it_shows_and_warns(report: PairReport) -> None:
+    figure = pair_fidelity(report)
+    title = f"ndarray: {report.pairs:,} pairs of 500 samples, laplace(scale=0.05), matched (exact)\n"
+    assert figure.get_suptitle().startswith(title)
+    assert report.warnings
+    assert figure.get_supxlabel().replace("\n", " ") == " ".join(report.warnings)
+    said = "\n".join(text.get_text() for ax in figure.axes for text in ax.texts)
+    for words in (
+        f"requested step: median {report.step.median:.3g}",
+        f"served step: median {report.realised_step.median:.3g}",
+        f"match moves z~ by: median {report.matching.median:.3g}",
+        f"nearest is the anchor itself: {report.anchor_share:.1%}",
+        "recall against brute force: 1.0000",
+        f"0.1 times the step: {report.needed['0.1']:.1e}",
+    ):
+        assert words in said
+
+
+def test_a_figure_of_rendered_pairs_speaks_of_no_match(fabricated_pairs: Path, tmp_path: Path) -> None:
+    report = pair_report(Ident3D(fabricated_pairs), pairs=2000)
+    figure = pair_fidelity(report)
+    assert len(panels(figure)) == 10 + 2
+    assert "24 samples, laplace(scale=0.05), rendered\n" in figure.get_suptitle()
+    said = "\n".join(text.get_text() for ax in figure.axes for text in ax.texts)
+    assert "nothing is matched" in said
+    assert "recall" not in said
+    titles = [ax.get_title() for ax in panels(figure)]
+    assert titles[-2] == "length of the step"
+    assert not any("not matched" in title for title in titles)
+    assert figure.get_supxlabel() == ""
+    save_figure(figure, tmp_path / "pairs.pdf")
+    assert (tmp_path / "pairs.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("dim", [1, 3, 4, 11])
+def test_any_number_of_factors_has_its_panels(dim: int) -> None:
+    latents = np.random.default_rng(0).random((200, dim), dtype=np.float32)
+    figure = pair_fidelity(pair_report(latents, "uniform()", pairs=1000))
+    assert len(panels(figure)) == dim + 2
+    titles = [ax.get_title().split("\n")[0] for ax in panels(figure)[:dim]]
+    assert titles == [str(c) for c in range(dim)]
 
 
 @pytest.mark.render

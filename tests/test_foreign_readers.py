@@ -72,6 +72,42 @@ def test_webdataset_makes_tuples_by_the_members_names(fabricated: Path) -> None:
         check(data, i, picture, latents)
 
 
+def check_pair(data: Ident3D, index: int, sample: Any) -> None:
+    x, positive, z, z_positive = data.pair(index)
+    for expected, u, prefix in ((x, z, ""), (positive, z_positive, "pair.")):
+        pixels = np.asarray(sample[f"{prefix}png"])
+        np.testing.assert_array_equal(pixels, expected.numpy().transpose(1, 2, 0))
+        np.testing.assert_array_equal(np.asarray(sample[f"{prefix}latents.npy"], np.float32), u.numpy())
+
+
+def test_webdataset_reads_pairs(fabricated_pairs: Path) -> None:
+    import webdataset
+
+    data = Ident3D(fabricated_pairs)
+    urls = [str(p) for p in sorted((fabricated_pairs / "train").glob("*.tar"))]
+    samples = list(webdataset.WebDataset(urls, shardshuffle=False).decode("pil"))
+    assert [s["__key__"] for s in samples] == [f"{i:09d}" for i in range(24)]
+    for i, sample in enumerate(samples):
+        members = [key for key in sample if not key.startswith("__")]
+        assert members == ["png", "latents.npy", "pair.png", "pair.latents.npy"]
+        check_pair(data, i, sample)
+    names = ("png", "pair.png", "latents.npy", "pair.latents.npy")
+    tuples = list(webdataset.WebDataset(urls, shardshuffle=False).decode("rgb8").to_tuple(*names))
+    for i, values in enumerate(tuples):
+        check_pair(data, i, dict(zip(names, values, strict=True)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streaming", [False, True])
+def test_hugging_face_reads_pairs(fabricated_pairs: Path, hub: Any, streaming: bool) -> None:
+    files = {"train": str(fabricated_pairs / "train" / "*.tar")}
+    rows = list(hub.load_dataset("webdataset", data_files=files, split="train", streaming=streaming))
+    data = Ident3D(fabricated_pairs)
+    assert [int(row["__key__"]) for row in rows] == list(range(24))
+    for i, row in enumerate(rows):
+        check_pair(data, i, row)
+
+
 def check_rows(data: Ident3D, rows: Any) -> None:
     assert len(rows) == len(data)
     for row in rows:

@@ -12,10 +12,12 @@ import torch
 from scipy import stats  # type: ignore[import-untyped]
 from torch import Tensor
 
+from ident3d.distributions import Uniform
 from ident3d.errors import SpecError
 from ident3d.spaces import Box, Product, Real, Space, Sphere, per_dimension
 
 N = 20_000
+F64 = torch.float64
 BOXES = [Box(3), Box(2, -1, 3), Box(3, (0, -1, 2), (0.1, 5, 2.5))]
 SPHERES = [Sphere(2), Sphere(3), Sphere(10), Sphere(4, 2.5)]
 PRODUCTS = [Product(Box(3), Sphere(3, 2)), Product(Sphere(2), Box(1), Product(Box(2, -1, 1)))]
@@ -162,6 +164,48 @@ def test_the_whole_of_space_has_no_uniform_distribution() -> None:
         Real(3).uniform(1, generator=seeded())
 
 
+@pytest.mark.parametrize(
+    ("space", "volume"),
+    [
+        (Box(3), 1.0),
+        (Box(2, (-1, 0), (3, 0.5)), 2.0),
+        (Sphere(2, 3.0), 6 * math.pi),
+        (Sphere(3, 0.5), math.pi),
+        (Sphere(4), 2 * math.pi**2),
+        (Product(Box(1, 0, 2), Sphere(3)), 8 * math.pi),
+    ],
+    ids=repr,
+)
+def test_the_uniform_density_is_one_over_the_volume_and_forgets_z(space: Space, volume: float) -> None:
+    law = Uniform(space)
+    z, x = (space.uniform(50, generator=seeded(seed), dtype=F64) for seed in (0, 1))
+    np.testing.assert_allclose(law.log_prob(x).numpy(), -math.log(volume), rtol=1e-14, atol=1e-14)
+    assert torch.equal(law.log_prob(x, z), law.log_prob(x))
+    assert (law.log_prob(2 * x + 9) == -math.inf).all()
+    assert torch.equal(law.around(z, generator=seeded(2)), law.around(x, generator=seeded(2)))
+
+
+def test_uniform_numbers_fill_the_box_in_order() -> None:
+    law = Uniform(Box(4, (0, 0, -1, 2), (1, 1, 3, 2.5)))
+    u = torch.tensor([[0.25] * 4, [0.5] * 4], dtype=F64)
+    x = law.from_uniforms(torch.zeros(2, 4), u)
+    torch.testing.assert_close(x, torch.tensor([[0.25, 0.25, 0.0, 2.125], [0.5, 0.5, 1.0, 2.25]]))
+    for space in (Sphere(3), Product(Box(1))):
+        with pytest.raises(SpecError, match="cannot be drawn from a fixed number"):
+            Uniform(space).from_uniforms(torch.zeros(1, space.dim), u)
+
+
+def test_the_uniform_density_ends_at_a_box_and_has_a_tolerance_on_a_sphere_alone() -> None:
+    x = torch.tensor([[1 + 5e-6, 0.6, 0.8], [1.0, 0.6, 0.8 + 5e-6], [1.0, 0.6, 0.81]], dtype=F64)
+    assert torch.isfinite(Uniform(Product(Box(1), Sphere(2))).log_prob(x)).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("space", [Real(2), Product(Box(1), Real(1)), Product(Box(1), Product(Real(2)))], ids=repr)
+def test_a_uniform_law_over_the_whole_line_is_refused(space: Space) -> None:
+    with pytest.raises(SpecError, match=re.escape(f"uniform over {space!r}: there is no such law")):
+        Uniform(space)
+
+
 @pytest.mark.parametrize("dim", [0, -1, True, 2.0, "3", None, 100_001])
 @pytest.mark.parametrize("kind", [Box, Sphere, Real])
 def test_a_dimension_that_cannot_be_is_refused(kind: Callable[[object], Space], dim: object) -> None:
@@ -170,8 +214,13 @@ def test_a_dimension_that_cannot_be_is_refused(kind: Callable[[object], Space], 
 
 
 def test_a_sphere_needs_two_dimensions() -> None:
-    with pytest.raises(SpecError, match="Sphere of dimension 1: expected a whole number of at least 2"):
+    with pytest.raises(SpecError, match="Sphere of dimension 1: expected 2 to 100,000"):
         Sphere(1)
+
+
+def test_a_product_of_too_many_dimensions_is_refused() -> None:
+    with pytest.raises(SpecError, match="Product of dimension 100001: expected 1 to 100,000"):
+        Product(Box(100_000), Real(1))
 
 
 @pytest.mark.parametrize(
@@ -201,3 +250,40 @@ def test_one_number_a_dimension_comes_from_one_or_from_a_sequence_of_any_kind() 
     for many in ([1, 2, 3], (1.0, 2.0, 3.0), np.array([1, 2, 3]), torch.tensor([1.0, 2.0, 3.0])):
         assert per_dimension("s", many, 3) == (1.0, 2.0, 3.0)  # type: ignore[arg-type]
     assert per_dimension("s", np.float32(0.5), 2) == per_dimension("s", torch.tensor(0.5), 2) == (0.5, 0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "12",
+        b"12",
+        "0.5",
+        True,
+        None,
+        {},
+        1j,
+        10**400,
+        (0.5, True),
+        ("1", "2"),
+        (0.5, None),
+        ((1,), (2,)),
+        (0.5, 10**400),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_is_no_number_is_refused_be_it_one_or_in_a_sequence(value: object) -> None:
+    # A text or bytes of as many characters as dimensions is a sequence, and of digits alone it reads as numbers.
+    with pytest.raises(SpecError, match=re.escape(f"s = {value!r}: expected a number, or one a dimension")):
+        per_dimension("s", value, 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, (0.5, math.nan)])
+def test_what_is_no_finite_number_is_refused(value: float | tuple[float, ...]) -> None:
+    with pytest.raises(SpecError, match=re.escape(f"s = {value!r}: expected finite numbers")):
+        per_dimension("s", value, 2)
+
+
+@pytest.mark.parametrize("value", [(), (0.5,), (0.5, 0.5, 0.5)])
+def test_another_count_of_numbers_than_dimensions_is_refused(value: tuple[float, ...]) -> None:
+    with pytest.raises(SpecError, match=f"s has {len(value)} values; expected one, or 2"):
+        per_dimension("s", value, 2)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -24,11 +25,25 @@ def generator_of(*key: object) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
+def whole(name: str, value: Any, least: int) -> int:
+    """A whole number.
+
+    Raises:
+        SpecError: something else, or less than `least`.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise SpecError(f"{name} = {value!r}: expected a whole number of at least {least}")
+    return int(value)
+
+
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None and world_size is None:
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if distributed else (0, 1)
-    if rank is None or world_size is None or not 0 <= rank < world_size:
+    if rank is None or world_size is None:
+        raise SpecError(f"rank = {rank}, world_size = {world_size}: expected both, with 0 <= rank < world_size")
+    rank, world_size = whole("rank", rank, 0), whole("world_size", world_size, 1)
+    if rank >= world_size:
         raise SpecError(f"rank = {rank}, world_size = {world_size}: expected both, with 0 <= rank < world_size")
     return rank, world_size
 
@@ -67,15 +82,12 @@ class BatchStream(Sampler[list[tuple[int, int]]]):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        given = 1 if batches is None else batches
-        for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("batches", given, 1)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise SpecError(f"{name} = {value!r}: expected a whole number of at least {least}")
-        if batch_size > MAX_BATCH:
+        self.batch_size, self.seed = whole("batch_size", batch_size, 1), whole("seed", seed, 0)
+        if self.batch_size > MAX_BATCH:
             raise SpecError(f"batch_size = {batch_size}: expected at most {MAX_BATCH:,}")
         self.rank, self.world_size = _ranks(rank, world_size)
-        self.batch_size, self.seed = batch_size, seed
-        self.batches = max(1, samples // (batch_size * self.world_size)) if batches is None else batches
+        default = max(1, samples // (self.batch_size * self.world_size))
+        self.batches = default if batches is None else whole("batches", batches, 1)
         self.step = 0
 
     @abstractmethod
@@ -93,9 +105,7 @@ class BatchStream(Sampler[list[tuple[int, int]]]):
         Raises:
             SpecError: a negative epoch.
         """
-        if epoch < 0:
-            raise SpecError(f"epoch = {epoch}: expected 0 or more")
-        self.step = epoch * self.batches
+        self.step = whole("epoch", epoch, 0) * self.batches
 
     def __len__(self) -> int:
         return self.batches
@@ -121,12 +131,12 @@ class BatchStream(Sampler[list[tuple[int, int]]]):
         Raises:
             SpecError: the state of other pairs, another seed or batch size, or of something else.
         """
+        if not isinstance(state, Mapping):
+            raise SpecError(f"state {state!r}: expected what state_dict() gave")
         for name in ("kind", "seed", "batch_size"):
             if state.get(name) != getattr(self, name):
                 raise SpecError(f"state of {name} = {state.get(name)!r}; this series has {getattr(self, name)!r}")
-        if not isinstance(state.get("next"), int) or state["next"] < 0:
-            raise SpecError(f"state: next = {state.get('next')!r}, expected a whole number of at least 0")
-        self.step = -(-state["next"] // self.world_size)
+        self.step = -(-whole("state: next", state.get("next"), 0) // self.world_size)
 
 
 class PairLoader(DataLoader[Any]):
@@ -149,6 +159,8 @@ class PairLoader(DataLoader[Any]):
                 f"{', '.join(sorted(taken))}: not an option of pairs, which decide their batches themselves"
             )
         self.stream = stream
+        # Without one, DataLoader draws its workers' seeds from torch's global generator.
+        options.setdefault("generator", generator_of("loader", stream.seed))
         super().__init__(dataset, batch_sampler=stream, **options)
         self._step = stream.step
 

@@ -33,10 +33,14 @@ class IndexCache:
         folder: made when first needed.
         label: of whose latents these are, e.g. the split.
         latents: float32 (N, d).
+        names: of their columns. Under the same label, names and settings a file of other latents is one that the
+            dataset has outgrown. None where that cannot be told, as for arrays.
     """
 
-    def __init__(self, folder: Path, label: str, latents: NDArray[np.float32]) -> None:
-        self.folder, self.label = folder, label
+    def __init__(
+        self, folder: Path, label: str, latents: NDArray[np.float32], names: tuple[str, ...] | None = None
+    ) -> None:
+        self.folder, self.label, self.names = folder, label, names
         digest = hashlib.sha256(np.ascontiguousarray(latents).data).hexdigest()
         self.latents = {"latents": digest, "shape": list(latents.shape)}
 
@@ -45,7 +49,7 @@ class IndexCache:
         return self.folder / f"{self._stem(match, settings)}-{_digest(self.latents)}.faiss"
 
     def _stem(self, match: str, settings: Mapping[str, Any]) -> str:
-        return f"{self.label}-{match}-{_digest(settings)}"
+        return f"{self.label}-{match}-{_digest({'names': self.names, **settings})}"
 
     def get(self, match: str, settings: Mapping[str, Any], build: Callable[[], Any]) -> Any:
         """The index, read or else built and kept.
@@ -57,32 +61,43 @@ class IndexCache:
         """
         path = self.path(match, settings)
         header = json.dumps({**self.latents, "match": match, **settings}, sort_keys=True).encode() + b"\n"
+        index, complaint = _look(path, header)
+        if index is not None:
+            return index
+        if complaint:
+            warnings.warn(f"{path}: {complaint}; built again", stacklevel=4)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with _lock(self.folder):
-                return self._get(path, header, build, f"{self._stem(match, settings)}-*.faiss")
+                index = _look(path, header)[0]  # another process may have built it meanwhile
+                if index is not None:
+                    return index
+                index = build()
+                write_atomic(path, _encode(index, header))
+                self._drop_outgrown(path, f"{self._stem(match, settings)}-*.faiss")
         except OSError as error:
             warnings.warn(
                 f"{self.folder}: the index cannot be kept there ({error.strerror or error}), so every run builds it; "
                 "name another folder with cache=",
                 stacklevel=4,
             )
-            return build()
+        return build() if index is None else index
 
-    def _get(self, path: Path, header: bytes, build: Callable[[], Any], siblings: str) -> Any:
-        if path.is_file():
-            try:
-                return _read(path, header)
-            except ValueError as error:
-                warnings.warn(f"{path}: {error}; built again", stacklevel=6)
-        stale = [p for p in self.folder.glob(siblings) if p != path]
-        for old in stale:
-            warnings.warn(f"{old}: belongs to other latents than are stored now; built again", stacklevel=6)
-        index = build()
-        write_atomic(path, _encode(index, header))
-        for old in stale:
-            old.unlink(missing_ok=True)
-        return index
+    def _drop_outgrown(self, path: Path, siblings: str) -> None:
+        for old in self.folder.glob(siblings) if self.names is not None else ():
+            if old != path:
+                warnings.warn(f"{old}: belongs to other latents than are stored now; built again", stacklevel=5)
+                old.unlink(missing_ok=True)
+
+
+def _look(path: Path, header: bytes) -> tuple[Any, str]:
+    """The index in a file, and None where there is none that will do, with what is wrong with the file."""
+    try:
+        return _read(path, header), ""
+    except (FileNotFoundError, NotADirectoryError):
+        return None, ""
+    except (OSError, ValueError) as error:
+        return None, str(error)
 
 
 def _digest(data: Mapping[str, Any]) -> str:
@@ -113,7 +128,10 @@ def _read(path: Path, header: bytes) -> Any:
     payload = memoryview(data)[start + 65 :]
     if hashlib.sha256(payload).hexdigest().encode() + b"\n" != data[start : start + 65]:
         raise ValueError("damaged")
-    return faiss.deserialize_index(np.frombuffer(payload, np.uint8))
+    try:
+        return faiss.deserialize_index(np.frombuffer(payload, np.uint8))
+    except RuntimeError as error:
+        raise ValueError(f"of another FAISS ({error})") from None
 
 
 @contextmanager

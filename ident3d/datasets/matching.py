@@ -24,10 +24,12 @@ from ident3d.datasets.nearest import GridIndex
 from ident3d.datasets.split import Array
 from ident3d.errors import SpecError
 from ident3d.factors import Factors
+from ident3d.spaces import per_dimension
 
 __all__ = ["MATCHES", "Metric", "Nearest", "make_index"]
 
 MATCHES = ("exact", "hnsw", "ivf")
+LEAST_WEIGHT = 1e-9
 DEFAULTS = {
     "exact": {},
     "hnsw": {"neighbours": 16, "ef_construction": 40, "ef_search": 64},
@@ -57,7 +59,7 @@ class Metric:
         dim: int,
         table: Factors | None,
         factors: Sequence[str | int] | None,
-        weights: Mapping[str, float] | Sequence[float] | None,
+        weights: Mapping[str | int, float] | Sequence[float] | None,
     ) -> Metric:
         """From what a user names.
 
@@ -65,7 +67,7 @@ class Metric:
             dim: how many columns the latents have.
             table: their names, if they have any.
             factors: names or numbers of the columns that count; all by default.
-            weights: by name, 1 for those not named; or a sequence, one for each of `factors`.
+            weights: by name or number, 1 for those not named; or a sequence, one for each of `factors`.
 
         Raises:
             SpecError: no factor, an unknown one, one named twice; a weight that is not above 0, or for a factor that
@@ -82,13 +84,9 @@ class Metric:
                 if column not in columns:
                     raise SpecError(f"weights={dict(weights)!r}: column {column} is not among the factors that count")
             weights = [named.get(c, 1.0) for c in columns]
-        values = (1.0,) * len(columns) if weights is None else tuple(float(w) for w in weights)
-        if len(values) != len(columns):
-            raise SpecError(f"weights has {len(values)} values; expected {len(columns)}, one a factor")
-        if not all(math.isfinite(w) and w > 0 for w in values):
-            raise SpecError(
-                f"weights={list(values)!r}: expected finite numbers above 0; leave out a factor instead of 0"
-            )
+        values = per_dimension("weights", 1.0 if weights is None else weights, len(columns))
+        if not all(LEAST_WEIGHT <= w <= 1 / LEAST_WEIGHT for w in values):
+            raise SpecError(f"weights={list(values)!r}: expected 1e-9 to 1e9; to ignore a factor, leave it out")
         return cls(columns, values)
 
     def coordinates(self, latents: Float32[Array, "n dim"]) -> Float32[Array, "n d"]:

@@ -24,6 +24,9 @@ CELL = 240
 BUFFER = 1_000_000
 """Products held at once: 4 MB, about a processor core's cache."""
 
+MANY = 2_000_000
+"""Candidates held at once."""
+
 
 class GridIndex:
     """Points to be searched.
@@ -34,17 +37,22 @@ class GridIndex:
     """
 
     def __init__(self, points: NDArray[np.float32], cell: int = CELL) -> None:
-        self.points = points
+        kept = _distinct(points)
+        if len(kept) < len(points):
+            samples, points = len(points), points[kept]
+        else:
+            samples = len(points)
         n, self.dim = points.shape
         self.slabs = _slabs(points, max(1, n // cell))
         self.groups = _two_groups([len(low) for low, _ in self.slabs])
         code = self._cell_of_points(points)
-        self.order = np.argsort(code, kind="stable")
+        order = np.argsort(code, kind="stable")
+        self.order = kept[order]
         self.cells = self.columns * self.rows
-        self.starts = np.searchsorted(code[self.order], np.arange(self.cells + 1))
-        self.place_of = np.empty(n, np.int64)
+        self.starts = np.searchsorted(code[order], np.arange(self.cells + 1))
+        self.place_of = np.full(samples, -1, np.int64)
         self.place_of[self.order] = np.arange(n)
-        self._fill(points)
+        self._fill(points[order])
 
     @property
     def rows(self) -> int:
@@ -63,14 +71,14 @@ class GridIndex:
             code = code * len(low) + np.searchsorted(low[1:], points[:, i], side="right")
         return code
 
-    def _fill(self, points: NDArray[np.float32]) -> None:
+    def _fill(self, ordered: NDArray[np.float32]) -> None:
         """The points cell by cell, each as a column (x, |x|^2, 1).
 
         So (-2 q, 1, -limit) times it is below 0 where |q - x|^2 - |q|^2 is below the limit: the product of matrices
         compares as well, and what is left is to look for signs.
         """
-        self.middle = points.mean(axis=0, dtype=np.float64).astype(np.float32)
-        self.sorted = points[self.order]
+        self.middle = ordered.mean(axis=0, dtype=np.float64).astype(np.float32)
+        self.sorted = ordered
         moved = self.sorted - self.middle
         squares = np.einsum("ij,ij->i", moved, moved)
         self.reach = float(np.sqrt(squares.max()))
@@ -98,7 +106,26 @@ class GridIndex:
         Returns:
             Squared distances, float64 (n,), and indices, int64 (n,); inf and -1 where there is no point.
         """
+        if not len(queries):
+            return np.empty(0), np.empty(0, np.int64)
         return _Search(self, queries, exclude).run()
+
+
+def _distinct(points: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Indices of the points without repetitions, but for two of each: one may be excluded.
+
+    Thousands of equal points, as few-valued factors make them, would all be candidates of the same queries.
+    """
+    bits = np.ascontiguousarray(points).view(np.uint32).astype(np.uint64)
+    odd = np.random.default_rng(0).integers(2**63, size=bits.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    hashed = (bits * odd).sum(axis=1, dtype=np.uint64)
+    order = np.argsort(hashed, kind="stable")
+    alike = np.flatnonzero(hashed[order[1:]] == hashed[order[:-1]])
+    kept = np.ones(len(points), bool)
+    # Others of the same hash, should there ever be any, stand between equal ones: then all are kept.
+    if (points[order[alike + 1]] == points[order[alike]]).all():
+        kept[order[np.flatnonzero(hashed[order[2:]] == hashed[order[:-2]]) + 2]] = False
+    return np.flatnonzero(kept)
 
 
 def _slabs(points: NDArray[np.float32], cells: int) -> list[tuple[Array, Array]]:
@@ -162,6 +189,7 @@ class _Search:
         self.products = np.empty(BUFFER, np.float32)
         self.signs = np.zeros(BUFFER + 8, bool)
         self.hits: list[tuple[Array, Array]] = []
+        self.gathered = 0
 
     def table(self, group: list[int]) -> Array:
         """Squared distances of all queries to the slabs of a group of dimensions, (cells of the group, n)."""
@@ -210,6 +238,13 @@ class _Search:
         for start in range(0, len(chosen) if size else 0, max(1, step)):
             part = chosen[start : start + step]
             compare(cell, part, self.products[: len(part) * size].reshape(len(part), size))
+            if self.gathered > MANY:
+                self.improve()
+
+    def gather(self, queries: Array, places: Array) -> None:
+        """Keep candidates until there are enough to go through at once."""
+        self.hits.append((queries, places))
+        self.gathered += len(queries)
 
     def compare_home(self, cell: int, chosen: Array, product: Array) -> None:
         """Queries that have seen no point yet: the nearest of the cell, or one within the margin of it, bounds the
@@ -219,7 +254,7 @@ class _Search:
         exclude = self.exclude[chosen] - start
         own = np.flatnonzero((exclude >= 0) & (exclude < product.shape[1]))
         product[own, exclude[own]] = np.inf
-        self.hits.append((chosen, start + product.argmin(axis=1)))
+        self.gather(chosen, start + product.argmin(axis=1))
 
     def compare(self, cell: int, chosen: Array, product: Array) -> None:
         """Queries that may have a nearer point in the cell."""
@@ -232,7 +267,7 @@ class _Search:
         if len(words):
             hits = (8 * words[:, None] + np.arange(8))[signs.reshape(-1, 8)[words]]
             rows = hits // product.shape[1]
-            self.hits.append((chosen[rows], self.index.starts[cell] + hits - rows * product.shape[1]))
+            self.gather(chosen[rows], self.index.starts[cell] + hits - rows * product.shape[1])
 
     def improve(self) -> None:
         """Go through the candidates that gathered, and keep what is nearer than what was found before."""
@@ -240,6 +275,7 @@ class _Search:
             return
         queries, places = (np.concatenate(part) for part in zip(*self.hits, strict=True))
         self.hits.clear()
+        self.gathered = 0
         allowed = np.flatnonzero(places != self.exclude[queries])
         queries, places = queries[allowed], places[allowed]
         gaps = self.queries.take(queries, axis=0).astype(np.float64)

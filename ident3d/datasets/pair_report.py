@@ -15,7 +15,7 @@ from scipy.stats import ks_2samp, wasserstein_distance  # type: ignore[import-un
 
 from ident3d.datasets.batches import generator_of
 from ident3d.datasets.matching import Metric
-from ident3d.datasets.pairs import Matches, PairSampler, latents_of, law_of, table_of
+from ident3d.datasets.pairs import Matches, PairSampler, held_columns, latents_of, law_of, table_of
 from ident3d.datasets.split import Array
 from ident3d.distributions import Distribution
 from ident3d.errors import SpecError
@@ -165,7 +165,7 @@ def pair_report(
     *,
     match: str = "exact",
     factors: Sequence[str | int] | None = None,
-    weights: Mapping[str, float] | Sequence[float] | None = None,
+    weights: Mapping[str | int, float] | Sequence[float] | None = None,
     pairs: int = 100_000,
     seed: int = 0,
     **options: Any,
@@ -218,11 +218,9 @@ def _rendered(data: Any, pairs: int, seed: int) -> tuple[Distribution, Array, Me
     generator = generator_of("pair report", seed)
     anchors = torch.randint(len(latents), (pairs,), generator=generator).numpy()
     wanted = law.around(torch.from_numpy(latents[anchors]), generator=generator, check=False).numpy()
-    table = table_of(data)
-    for column, factor in enumerate(table or ()):
-        if factor.frozen is not None:
-            wanted[:, column] = latents[anchors, column]
-    metric = Metric.of(latents.shape[1], table, None, None)
+    held = held_columns(data)
+    wanted[:, held] = latents[anchors][:, held]
+    metric = Metric.of(latents.shape[1], table_of(data), None, None)
     # Positives are numbered past the stored samples: they are pictures of their own.
     both = np.concatenate([latents, positives])
     return law, both, metric, Matches(anchors, wanted, anchors + len(latents), np.zeros(pairs))

@@ -18,7 +18,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ident3d.conditionals import Share, columns_of
+from ident3d.conditionals import columns_of, share_of
 from ident3d.conditionals import conditional as parse_conditional
 from ident3d.datasets.batches import BatchStream, PairLoader, generator_of
 from ident3d.datasets.index_cache import IndexCache
@@ -44,14 +44,15 @@ def latents_of(data: Any) -> Float32[Array, "samples dim"]:
     """
     found = getattr(data, "latents", data)
     if isinstance(found, Tensor):
-        found = found.detach().cpu().numpy()
+        found = found.detach().cpu().float().numpy()
     if not isinstance(found, np.ndarray):
         raise SpecError(f"{type(data).__name__}: expected a dataset with .latents, or an array (N, d)")
     if found.ndim != 2 or found.dtype.kind not in "fiu" or not found.shape[1]:
         raise SpecError(f"latents are {found.dtype} {found.shape}: expected numbers (N, d)")
     if len(found) < 2:
         raise SpecError(f"{len(found)} sample{'s'[: len(found) != 1]}: pairs need at least 2")
-    return np.ascontiguousarray(found, np.float32)
+    latents = np.ascontiguousarray(found, np.float32)
+    return latents if latents.flags.writeable else latents.copy()  # torch shares no memory that is read-only
 
 
 def law_of(data: Any, latents: Float32[Array, "samples dim"], law: str | Distribution) -> Distribution:
@@ -75,6 +76,11 @@ def table_of(data: Any) -> Factors | None:
     """The names of a dataset's latents, where it has any."""
     table = getattr(data, "factors", None)
     return table if isinstance(table, Factors) else None
+
+
+def held_columns(data: Any) -> list[int]:
+    """The columns of factors that the scene holds: z~ has them from z."""
+    return [column for column, factor in enumerate(table_of(data) or ()) if factor.frozen is not None]
 
 
 def default_cache(data: Any) -> Path | None:
@@ -115,7 +121,7 @@ class PairSampler(BatchStream):
         seed: what the batches are drawn from.
         match: `exact`, or by FAISS `hnsw` or `ivf`.
         factors: names, or for an array numbers, of the factors that the distance is over; all by default.
-        weights: of the squared differences, by name (1 for the others) or one for each of `factors`.
+        weights: of the squared differences, by name or number (1 for the others) or one for each of `factors`.
         allow_self: whether the anchor may be its own positive.
         batches: batches a rank and epoch; by default as many as there are samples for.
         rank: of this process; from torch.distributed where that is initialised.
@@ -143,7 +149,7 @@ class PairSampler(BatchStream):
         seed: int = 0,
         match: str = "exact",
         factors: Sequence[str | int] | None = None,
-        weights: Mapping[str, float] | Sequence[float] | None = None,
+        weights: Mapping[str | int, float] | Sequence[float] | None = None,
         allow_self: bool = False,
         batches: int | None = None,
         rank: int | None = None,
@@ -157,11 +163,16 @@ class PairSampler(BatchStream):
         self.metric = Metric.of(self.latents.shape[1], table_of(data), factors, weights)
         self.match, self.match_options, self.allow_self = match, match_options, allow_self
         self._cache = Path(cache) if cache is not None else default_cache(data)
-        self._label = str(getattr(data, "split", "array"))
+        self._held = held_columns(data)
+        split, table = getattr(data, "split", None), table_of(data)
+        self._label = split if isinstance(split, str) else "array"
+        self._names = None if table is None else table.names
         self._nearest: Nearest | None = None
         self._block: tuple[int, list[list[tuple[int, int]]]] = (-1, [])
         self._block_rank = -1
-        self.kind = f"{self.law.text}, {match}"
+        plain = self.metric == Metric.of(self.latents.shape[1], None, None, None)
+        special = ("" if plain else f" by {self.metric}") + (", itself allowed" if allow_self else "")
+        self.kind = f"{self.law.text}, {match} of {len(self.latents)} samples{special}"
         super().__init__(
             batch_size=batch_size,
             seed=seed,
@@ -174,7 +185,7 @@ class PairSampler(BatchStream):
     def nearest(self) -> Nearest:
         """The index, built or read when it is first needed."""
         if self._nearest is None:
-            cache = None if self._cache is None else IndexCache(self._cache, self._label, self.latents)
+            cache = None if self._cache is None else IndexCache(self._cache, self._label, self.latents, self._names)
             self._nearest = make_index(self.latents, self.metric, self.match, self.match_options, cache)
         return self._nearest
 
@@ -183,7 +194,9 @@ class PairSampler(BatchStream):
         generator = generator_of("pairs", self.seed, number)
         anchors = torch.randint(len(self.latents), (self.batch_size,), generator=generator)
         z = torch.from_numpy(self.latents[anchors.numpy()])
-        return anchors, self.law.around(z, generator=generator, check=False)
+        wanted = self.law.around(z, generator=generator, check=False)
+        wanted[:, self._held] = z[:, self._held]
+        return anchors, wanted
 
     def match_batches(self, numbers: Sequence[int]) -> Matches:
         """Several batches, one after the other, in one search.
@@ -313,5 +326,4 @@ def _short_form(data: Any, share: Sequence[str | int] | None, change: int | None
     dim, table = latents_of(data).shape[1], table_of(data)
     if share is None:
         return parse_conditional(f"change(k={change!r})", Box(dim), table)
-    columns = columns_of(share, table, "share")
-    return Share(Box(dim), columns, [table.names[c] for c in columns] if table else None)
+    return share_of(Box(dim), *columns_of(share, table, "share"), factors=table)

@@ -29,8 +29,8 @@ def simclr(resolution: int, strength: float = 1.0) -> Callable[[Any], Any]:
     Raises:
         SpecError: a value out of range, or torchvision is absent.
     """
-    if resolution < 8:
-        raise SpecError(f"resolution = {resolution}: expected at least 8")
+    if isinstance(resolution, bool) or not isinstance(resolution, int) or resolution < 8:
+        raise SpecError(f"resolution = {resolution!r}: expected a whole number of at least 8")
     if not 0 <= strength <= 1:
         raise SpecError(f"strength = {strength}: expected 0 to 1")
     try:
@@ -93,6 +93,7 @@ class ViewItems(Dataset[tuple[Any, Any, Any, Any]]):
         index, key = place
         picture, latents = self.data[index]
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key)
+            # Not torch.manual_seed, which would seed the generators of GPUs as well.
+            torch.default_generator.manual_seed(key)
             first, second = self.views(picture), self.views(picture)
         return first, second, latents, latents

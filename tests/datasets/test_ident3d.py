@@ -58,7 +58,8 @@ def test_every_item_is_the_stored_sample(fabricated: Path, split: str) -> None:
 
 def test_latents_are_those_of_the_items(fabricated: Path) -> None:
     data = Ident3D(fabricated)
-    assert (data.latents.dtype, data.latents.shape) == (np.float32, (24, 10))
+    assert data.latents.dtype == np.float32
+    assert data.latents.shape == (24, 10)
     np.testing.assert_array_equal(data.latents, np.stack([u for _, u in stored(fabricated)]))
 
 
