@@ -222,6 +222,9 @@ def share_of(space: Space, *names: str | int, factors: Factors | None) -> Distri
         SpecError: as of `Share`, or an unknown name.
     """
     columns = columns_of(names, factors, "share")
+    free = {i for i, f in enumerate(factors or ()) if f.frozen is None}
+    if free and free <= set(columns):
+        raise SpecError(f"share of all {len(free)} factors that vary: expected fewer, for z~ would be z itself")
     known = factors is not None and all(0 <= c < len(factors) for c in columns)
     labels = [factors.names[c] for c in columns] if factors is not None and known else None
     return Share(space, columns, labels)  # type: ignore[arg-type]

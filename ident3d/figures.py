@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from ident3d.errors import DatasetError, SpecError
 from ident3d.factors import Factors
@@ -161,17 +162,19 @@ def pair_fidelity(report: PairReport) -> Figure:
     Args:
         report: from `ident3d.pair_report`.
     """
-    columns = min(5, max(3, len(report.factors)))
+    columns = min(5, max(4, len(report.factors)))
     rows = -(-len(report.factors) // columns) + 1
     warnings = "\n".join(line for text in report.warnings for line in textwrap.wrap(text, width=36 * columns))
     figure = Figure(figsize=(2.5 * columns, 2.1 * rows + 0.8 + 0.2 * warnings.count("\n")), layout="constrained")
     how = "rendered" if report.match == "rendered" else f"matched ({report.match})"
-    figure.suptitle(
-        f"{report.dataset}: {report.pairs:,} pairs of {report.samples:,} samples, {report.conditional}, {how}\n"
+    title = [
+        f"{report.dataset}: {report.pairs:,} pairs of {report.samples:,} samples, {report.conditional}, {how}",
         "A panel a factor: the step from z to its positive, grey as requested, blue as served "
         "(W: Wasserstein distance, KS: Kolmogorov-Smirnov statistic)",
-        fontsize=9,
-    )
+    ]
+    wrapped = [line for text in title for line in textwrap.wrap(text, width=30 * columns)]
+    figure.set_figheight(figure.get_figheight() + 0.2 * (len(wrapped) - 2))
+    figure.suptitle("\n".join(wrapped), fontsize=9)
     figure.supxlabel(warnings, fontsize=9, color="tab:red")
     axes = figure.subplots(rows, columns, squeeze=False)
     for ax in axes.flat:
@@ -182,8 +185,8 @@ def pair_fidelity(report: PairReport) -> Figure:
         note = "" if counted or report.match == "rendered" else " (not matched)"
         ax.set_title(f"{factor.name}{note}\nW {factor.wasserstein:.3g}, KS {factor.ks:.2f}", fontsize=8)
     _compare(axes[-1, 0], report.distances)
-    title = "length of the step" if report.match == "rendered" else "lengths: requested step (grey),\nmatch (blue)"
-    axes[-1, 0].set_title(title, fontsize=8)
+    lengths = "length of the step" if report.match == "rendered" else "lengths: requested step (grey),\nmatch (blue)"
+    axes[-1, 0].set_title(lengths, fontsize=8)
     _usage_panel(axes[-1, 1], report)
     axes[-1, 2].text(0.0, 1.0, _numbers(report), fontsize=8, va="top", transform=axes[-1, 2].transAxes)
     return figure
@@ -198,6 +201,7 @@ def _compare(ax: Axes, histogram: Histogram) -> None:
     ax.set_xlim(edges[0], edges[-1])
     ax.set_ylim(0, 1.05 * highest or 1)
     ax.set_yticks([])
+    ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.tick_params(labelsize=7)
 
 
@@ -209,9 +213,10 @@ def _usage_panel(ax: Axes, report: PairReport) -> None:
     ax.bar(times, counts / counts.sum(), color="tab:blue", width=0.8)
     ax.plot(times, even, color="0.4", marker=".", markersize=3, linewidth=0.8)
     ax.set_title("times a sample is the positive\n(grey: if chosen evenly)", fontsize=8)
-    every = max(1, len(counts) // 6)
     last = len(counts) - 1
-    ax.set_xticks([*range(0, last, every), last], [*map(str, range(0, last, every)), f"{last}+"])
+    every = max(1, last // 5)
+    shown = range(0, last - every // 2, every)
+    ax.set_xticks([*shown, last], [*map(str, shown), f"{last}+"])
     ax.set_yticks([])
     ax.tick_params(labelsize=7)
 
@@ -220,11 +225,14 @@ def _numbers(r: PairReport) -> str:
     lines = [f"requested step: median {r.step.median:.3g}", f"served step: median {r.realised_step.median:.3g}"]
     if r.match == "rendered":
         return "\n".join([*lines, "each z~ was rendered:", "nothing is matched"])
-    lines += [f"match moves z~ by: median {r.matching.median:.3g}", f"    = {r.matching_to_step:.2g} times the step"]
+    lines += [f"match moves z~ by: median {r.matching.median:.3g}"]
+    if r.matching_to_step is not None:
+        lines += [f"    = {r.matching_to_step:.2g} times the step"]
     lines += [
         f"nearest is the anchor itself: {r.anchor_share:.1%}",
         f"never a positive: {r.usage.never:.0%} of samples",
     ]
-    lines += [f"recall against brute force: {r.recall:.4f}", "samples needed for a match of"]
+    lines += [f"recall against brute force: {r.recall:.4f}"]
+    lines += ["samples needed for a match of"] if r.needed else []
     lines += [f"    {fidelity} times the step: {samples:.1e}" for fidelity, samples in r.needed.items()]
     return "\n".join(lines)

@@ -116,7 +116,7 @@ def test_a_bad_conditional_is_refused_before_anything_is_made(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--pairs", "10"], "pairs = 10: expected a whole number of at least 1,000"),
+        (["--pairs", "10"], "pairs = 10: expected a whole number of at least 1000"),
         (["--match", "best"], "match='best': expected one of exact, hnsw, ivf"),
         (["--factors", "object_x", "colour"], "unknown factor 'colour'"),
         (["--factors", "object_x", "object_x"], "factors=[0, 0]: expected different numbers"),

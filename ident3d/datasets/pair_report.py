@@ -13,7 +13,8 @@ from jaxtyping import Float
 from scipy.spatial.distance import cdist  # type: ignore[import-untyped]
 from scipy.stats import ks_2samp, wasserstein_distance  # type: ignore[import-untyped]
 
-from ident3d.datasets.batches import generator_of
+from ident3d.datasets.batches import generator_of, whole
+from ident3d.datasets.ident3d import Ident3D
 from ident3d.datasets.matching import Metric
 from ident3d.datasets.pairs import Matches, PairSampler, held_columns, latents_of, law_of, table_of
 from ident3d.datasets.split import Array
@@ -31,6 +32,7 @@ __all__ = [
 
 BATCH = 1024
 BINS = 60
+MOST_PAIRS = 10_000_000
 RECALL_QUERIES = 1000
 FIDELITIES = (1.0, 0.5, 0.1)
 DOMINATES = 0.5
@@ -127,7 +129,7 @@ class PairReport:
         step: |z~ - z| as asked for.
         realised_step: |positive - z| as served.
         matching: |positive - z~|, how far the match moves z~.
-        matching_to_step: the median of `matching` over the median of `step`.
+        matching_to_step: the median of `matching` over the median of `step`; None where that step is 0.
         distances: histograms of `step` (requested) and of `matching`, or for rendered pairs of `realised_step`.
         anchor_share: share of z~ whose nearest sample, were it allowed, is the anchor itself.
         usage: how often samples serve.
@@ -149,7 +151,7 @@ class PairReport:
     step: Spread
     realised_step: Spread
     matching: Spread
-    matching_to_step: float
+    matching_to_step: float | None
     distances: Histogram
     anchor_share: float
     usage: Usage
@@ -178,7 +180,7 @@ def pair_report(
         match: exact, hnsw or ivf.
         factors: that the distance is over.
         weights: in the distance.
-        pairs: how many to draw, at least 1,000.
+        pairs: how many to draw, 1,000 to 10 million; matched ones are drawn in whole batches of 1,024.
         seed: what they are drawn from.
         options: cache, match_options and allow_self of `PairSampler`.
 
@@ -191,9 +193,14 @@ def pair_report(
         >>> report.matching_to_step > 1, len(report.warnings) > 0
         (True, True)
     """
-    if isinstance(pairs, bool) or not isinstance(pairs, int) or not 1000 <= pairs <= 10**8:
-        raise SpecError(f"pairs = {pairs!r}: expected a whole number of at least 1,000")
+    pairs, seed = whole("pairs", pairs, 1000), whole("seed", seed, 0)
+    if pairs > MOST_PAIRS:
+        raise SpecError(f"pairs = {pairs}: expected at most {MOST_PAIRS:,}")
     if conditional is None:
+        asked = {"match": None if match == "exact" else match, "factors": factors, "weights": weights, **options}
+        given = [name for name, value in asked.items() if value is not None]
+        if given:
+            raise SpecError(f"{', '.join(given)}: for matched pairs, but no conditional is given")
         law, latents, metric, matches = _rendered(data, pairs, seed)
         match, recall, allow_self = "rendered", None, True
     else:
@@ -213,13 +220,16 @@ def _rendered(data: Any, pairs: int, seed: int) -> tuple[Distribution, Array, Me
         raise SpecError(
             "conditional: missing; this dataset holds no rendered pairs, so say what p(z~ | z) is asked for"
         )
-    latents = latents_of(data)
-    law = law_of(data, latents, data.entry.pairs)
+    # The conditional is over all factors, of which the dataset at hand may have chosen some.
+    whole_data = Ident3D(data.root, data.split)
+    law = law_of(whole_data, whole_data.latents, data.entry.pairs)
     generator = generator_of("pair report", seed)
-    anchors = torch.randint(len(latents), (pairs,), generator=generator).numpy()
-    wanted = law.around(torch.from_numpy(latents[anchors]), generator=generator, check=False).numpy()
-    held = held_columns(data)
-    wanted[:, held] = latents[anchors][:, held]
+    anchors = torch.randint(len(data), (pairs,), generator=generator).numpy()
+    z = whole_data.latents[anchors]
+    wanted = law.around(torch.from_numpy(z), generator=generator, check=False).numpy()
+    held = held_columns(whole_data)
+    wanted[:, held] = z[:, held]
+    latents, wanted = latents_of(data), np.ascontiguousarray(wanted[:, data.factors.columns])
     metric = Metric.of(latents.shape[1], table_of(data), None, None)
     # Positives are numbered past the stored samples: they are pictures of their own.
     both = np.concatenate([latents, positives])
@@ -296,7 +306,7 @@ def _summarise(
     shown = realised if rendered else moved
     samples = len(latents) // 2 if rendered else len(latents)
     spread, far = Spread.of(step), Spread.of(moved)
-    ratio = far.median / spread.median if spread.median else math.inf
+    ratio = far.median / spread.median if spread.median else None
     free = int((metric.coordinates(latents).std(axis=0) > 0).sum())
     report = PairReport(
         dataset=_name(data),
@@ -317,7 +327,7 @@ def _summarise(
         usage=_usage(matches.positives - (samples if rendered else 0), samples),
         recall=recall,
         recall_queries=0 if rendered else min(RECALL_QUERIES, len(wanted)),
-        needed={} if rendered else {f"{f:g}": samples * (ratio / f) ** free for f in FIDELITIES},
+        needed={} if rendered or ratio is None else {f"{f:g}": samples * (ratio / f) ** free for f in FIDELITIES},
         warnings=(),
     )
     return replace(report, warnings=tuple(_warnings(report)))
@@ -332,10 +342,11 @@ def _name(data: Any) -> str:
 
 def _warnings(r: PairReport) -> list[str]:
     found = []
-    if r.matching_to_step > DOMINATES:
+    if r.match != "rendered" and (r.matching_to_step is None or r.matching_to_step > DOMINATES):
+        times = "" if r.matching_to_step is None else f"{r.matching_to_step:.2g} times "
         found.append(
             f"Matching dominates: the nearest of {r.samples:,} samples lies {r.matching.median:.3g} from z~, "
-            f"{r.matching_to_step:.2g} times the step of {r.step.median:.3g} that {r.conditional} asks for, so these "
+            f"{times}the step of {r.step.median:.3g} that {r.conditional} asks for, so these "
             "pairs follow the stored samples and not the conditional; render exact pairs with "
             f'`ident3d render ... --pairs "{r.conditional}"`, or ask for larger steps or fewer factors.'
         )

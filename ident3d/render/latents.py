@@ -58,8 +58,9 @@ def load_user_latents(path: Path, spec: SceneSpec) -> NDArray[np.float32]:
 
 
 def write_latents(folder: Path, plan: RenderPlan, spec: SceneSpec, given: Latents | None) -> tuple[Latents, ...]:
-    """Write all latents of a split to latents.npy, the given ones or else drawn, and to pair.latents.npy those of the
-    positives where the plan has any. They are made and written piece by piece: a split can be larger than memory.
+    """Write all latents of a split to latents.npy, the given ones or else drawn, and to pair.latents.npy, unless it is
+    there, those of the positives where the plan has any. They are made and written piece by piece: a split can be
+    larger than memory.
 
     Returns:
         What was written, mapped, each float32 (samples, 10).
@@ -71,22 +72,28 @@ def write_latents(folder: Path, plan: RenderPlan, spec: SceneSpec, given: Latent
     latents = _write(folder / "latents.npy", plan.samples, PIECE, own)
     if not plan.pairs:
         return (latents,)
+    kept = folder / "pair.latents.npy"
+    if kept.is_file() and (there := read_npy(kept, mapped=True)).shape == latents.shape:
+        # What shards were rendered from; another version of torch could round otherwise.
+        return latents, there
     law = pair_law(plan.pairs, spec)
 
     def positives(start: int, stop: int) -> Latents:
         return draw_positives(law, plan, spec, start, np.array(latents[start:stop]))
 
-    return latents, _write(folder / "pair.latents.npy", plan.samples, PAIR_PIECE, positives)
+    return latents, _write(kept, plan.samples, PAIR_PIECE, positives)
 
 
 def _write(path: Path, samples: int, piece: int, rows: Callable[[int, int], Latents]) -> Latents:
-    with open(path, "wb") as file:
+    part = path.with_name(f".{path.name}.part")
+    with open(part, "wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": (samples, len(FACTORS))}
         np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
         for start in range(0, samples, piece):
             file.write(rows(start, min(samples, start + piece)).tobytes())
         file.flush()
         os.fsync(file.fileno())
+    os.replace(part, path)
     return read_npy(path, mapped=True)
 
 

@@ -83,7 +83,7 @@ class RenderPlan:
         """One line a field in which `other` (what is asked now) differs from this plan (what is there)."""
         lines = []
         for field in fields(self):
-            there, asked = getattr(self, field.name), getattr(other, field.name)
+            there, asked = ("none" if v == "" else v for v in (getattr(p, field.name) for p in (self, other)))
             if there != asked and (only is None or field.name in only):
                 lines.append(f"{field.name}: {there} there, {asked} asked")
         return lines

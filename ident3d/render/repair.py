@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -96,6 +97,7 @@ class _SplitRepair:
         damaged = sorted({p.shard for p in self.problems if p.shard is not None})
         with tempfile.TemporaryDirectory(dir=self.folder.hidden) as name:
             work = Path(name)
+            self.keep_positives(work)
             latents = write_latents(work, self.plan, self.spec, self.given_latents())
             for salvage in (True, False):
                 wrong = [k for k in damaged if not self.intact(k)]
@@ -129,6 +131,12 @@ class _SplitRepair:
             return None
         stored = load_latents(self.target / "latents.npy", self.manifest.splits[self.split].latents_sha256)
         return self.latents_from_shards() if stored is None else stored
+
+    def keep_positives(self, work: Path) -> None:
+        """Take the positives' latents as they are stored, where they are good; else they are drawn again."""
+        stored = self.target / "pair.latents.npy"
+        if self.plan.pairs and load_latents(stored, self.manifest.splits[self.split].pair_latents_sha256) is not None:
+            shutil.copyfile(stored, work / stored.name)
 
     def latents_from_shards(self) -> NDArray[np.float32]:
         rows: dict[int, NDArray[np.float32]] = {}

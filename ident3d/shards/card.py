@@ -20,16 +20,25 @@ SIZES = (
 """The Hub's size categories, each with the number of samples that it stays below."""
 
 
+def _configs(manifest: Manifest) -> str:
+    """The splits as the Hub's configurations: all splits of one must have the same columns, so pairs have their own
+    where other splits hold single pictures."""
+    names = {"val": "validation"}
+    single = [s for s, split in manifest.splits.items() if not split.pairs]
+    paired = [s for s, split in manifest.splits.items() if split.pairs]
+    text = ""
+    for config, splits in (("default", single or paired), ("pairs", paired if single else [])):
+        files = "".join(f"  - split: {names.get(s, s)}\n    path: {s}/*.tar\n" for s in splits)
+        text += f"- config_name: {config}\n  data_files:\n{files}" if splits else ""
+    return text
+
+
 def card_text(manifest: Manifest) -> str:
     """The card's Markdown, with the front matter that the Hugging Face Hub reads. A function of the manifest alone."""
     total = sum(split.samples for split in manifest.splits.values())
     size = next((name for bound, name in SIZES if total < bound), "1B<n<10B")
-    names = {"val": "validation"}
-    files = "".join(f"  - split: {names.get(s, s)}\n    path: {s}/*.tar\n" for s in manifest.splits)
-    front = (
-        f"---\npretty_name: {json.dumps(manifest.name)}\nsize_categories:\n- {size}\nconfigs:\n- config_name: default\n"
-    )
-    front += f"  data_files:\n{files}---\n"
+    front = f"---\npretty_name: {json.dumps(manifest.name)}\nsize_categories:\n- {size}\n"
+    front += f"configs:\n{_configs(manifest)}---\n"
     rows = ["| column | factor | range | unit | drives |", "|---|---|---|---|---|"]
     rows += [f"| {' | '.join(row)} |" for row in manifest.factor_table.table()]
     splits = ["| split | samples | shards | bytes |", "|---|---|---|---|"]

@@ -81,6 +81,8 @@ class SplitEntry:
         expected = PAIR_EXTENSIONS if self.pairs else EXTENSIONS
         if self.members != expected:
             raise SpecError(f"members = {list(self.members)}: expected {list(expected)}")
+        if bool(self.pairs) != bool(self.pair_latents_sha256):
+            raise SpecError(f"pair_latents_sha256 = {self.pair_latents_sha256!r}, but pairs = {self.pairs!r}")
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"factors": [10]}, r"factors=\[10\]: expected different numbers from 0 to 9"),
     ({"factors": "object_x"}, "factors='object_x': expected a list"),
     ({"weights": {"colour": 1.0}}, "unknown factor 'colour'"),
-    ({"weights": {"object_x": 0.0}}, "expected finite numbers above 0"),
+    ({"weights": {"object_x": 0.0}}, "expected 1e-9 to 1e9"),
     ({"weights": [1.0]}, "weights has 1 values; expected one, or 10"),
 ]
 

@@ -78,11 +78,11 @@ def test_a_positive_depends_on_its_sample_alone(tmp_path: Path, monkeypatch: pyt
     _, whole = draw(tmp_path / "whole", plan(5000, text))
     for n, piece in ((1, 50_000), (7, 50_000), (4999, 50_000), (300, 1), (5000, 7), (5000, 1024)):
         monkeypatch.setattr(ident3d.render.latents, "PAIR_PIECE", piece)
-        _, some = draw(tmp_path / "some", plan(n, text))
+        _, some = draw(tmp_path / f"{n} by {piece}", plan(n, text))
         np.testing.assert_array_equal(some, whole[:n])
     monkeypatch.undo()
-    for other in (plan(50, text, seed=10), plan(50, text, split="val")):
-        assert not (draw(tmp_path / "other", other)[1] == whole[:50]).all(axis=1).any()
+    for name, other in (("seed", plan(50, text, seed=10)), ("split", plan(50, text, split="val"))):
+        assert not (draw(tmp_path / name, other)[1] == whole[:50]).all(axis=1).any()
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["drawn", "given"])

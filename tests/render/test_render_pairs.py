@@ -109,7 +109,7 @@ def test_another_conditional_is_refused_with_the_difference(rendered_pairs: Path
     before = files(rendered_pairs)
     with pytest.raises(SpecError, match="rendered otherwise") as caught:
         render_dataset(RenderOptions(rendered_pairs, 8, pairs=pairs, **OPTIONS))
-    difference = f"\n  pairs: {LAPLACE} there, {pairs or ''} asked"
+    difference = f"\n  pairs: {LAPLACE} there, {pairs or 'none'} asked"
     assert str(caught.value).endswith(difference)
     assert files(rendered_pairs) == before
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -34,8 +35,11 @@ def files(root: Path) -> dict[str, bytes]:
 
 def stored(root: Path) -> int:
     """Whole samples on disk, in finished shards and in parts."""
-    parts = [*root.glob("train/*.tar"), *root.glob("train/.*.tar.part")]
-    return sum(len(list(scan_samples(p.read_bytes(), ("png", "latents.npy")))) for p in parts)
+    count = 0
+    for path in [*root.glob("train/*.tar"), *root.glob("train/.*.tar.part")]:
+        with contextlib.suppress(FileNotFoundError):  # it has got its final name since it was listed
+            count += len(list(scan_samples(path.read_bytes(), ("png", "latents.npy"))))
+    return count
 
 
 def wait_for(root: Path, samples: int, process: subprocess.Popen[str]) -> None:
