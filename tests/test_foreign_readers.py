@@ -108,6 +108,14 @@ def test_hugging_face_reads_pairs(fabricated_pairs: Path, hub: Any, streaming: b
         check_pair(data, i, row)
 
 
+def test_by_its_card_a_split_of_pairs_is_a_configuration_of_its_own(fabricated_pairs: Path, hub: Any) -> None:
+    single = hub.load_dataset(str(fabricated_pairs), "default")
+    pairs = hub.load_dataset(str(fabricated_pairs), "pairs")
+    assert (list(single), list(pairs)) == (["test"], ["train"])
+    assert {"png", "latents.npy", "pair.png", "pair.latents.npy"} <= set(pairs["train"].column_names)
+    assert "pair.png" not in single["test"].column_names
+
+
 def check_rows(data: Ident3D, rows: Any) -> None:
     assert len(rows) == len(data)
     for row in rows:

@@ -254,3 +254,27 @@ def test_small_cases_of_any_kind(data: st.DataObject) -> None:
         cell,
         None if exclude is None else np.array(exclude, np.int64),
     )
+
+
+def test_thousands_of_equal_points_are_no_burden() -> None:
+    """All of them are equally near: the least index that is allowed is the answer, and few candidates are held."""
+    points = np.random.default_rng(0).integers(3, size=(30_000, 2)).astype(np.float32)
+    queries, exclude = points[:5000] + np.float32(0.1), np.arange(5000)
+    distance, found = GridIndex(points).search(queries, exclude)
+    first = {tuple(row): np.flatnonzero((points == row).all(axis=1))[:2] for row in np.unique(points, axis=0)}
+    expected = [next(i for i in first[tuple(points[k])] if i != k) for k in range(5000)]
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(distance, 0.02, rtol=1e-5)
+
+
+def test_candidates_are_gone_through_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = np.random.default_rng(1).random((3000, 3), np.float32)
+    expected = GridIndex(points).search(points, np.arange(3000))
+    monkeypatch.setattr(nearest, "MANY", 10)
+    for got, wanted in zip(GridIndex(points).search(points, np.arange(3000)), expected, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_no_queries_have_no_answers() -> None:
+    distance, found = GridIndex(np.zeros((2, 2), np.float32)).search(np.zeros((0, 2), np.float32))
+    assert len(distance) == len(found) == 0

@@ -379,3 +379,25 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path: Path, crowded: PairReport,
         with pytest.raises(DatasetError, match="the report cannot be written there"):
             write(tmp_path / name)
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_choice_of_factors_is_compared_with_the_conditional_over_all(tmp_path: Path, make_dataset: Any) -> None:
+    root = make_dataset(tmp_path / "d", {"train": 1500}, shard_size=500, resolution=8, pairs="change(k=1)")
+    report = pair_report(Ident3D(root, factors=["object_hue", "object_x"]), pairs=5000)
+    assert [f.name for f in report.factors] == ["object_hue", "object_x"]
+    for factor in report.factors:
+        assert factor.ks < 0.05
+        assert factor.realised_std == pytest.approx(factor.requested_std, rel=0.15)
+
+
+@pytest.mark.parametrize("options", [{"match": "hnsw"}, {"factors": ["object_x"]}, {"weights": [1.0]}, {"cache": "c"}])
+def test_options_of_matching_are_refused_without_a_conditional(fabricated_pairs: Path, options: Any) -> None:
+    with pytest.raises(SpecError, match=f"{next(iter(options))}: for matched pairs, but no conditional is given"):
+        pair_report(Ident3D(fabricated_pairs), **options)
+
+
+def test_a_step_of_nothing_has_no_ratio() -> None:
+    report = pair_report(uniform(2000, 3), "share(0)", factors=[0], pairs=1000)
+    assert report.matching_to_step is None
+    assert report.needed == {}
+    json.loads(json.dumps(to_plain(report), allow_nan=False))
