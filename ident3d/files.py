@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["npy_bytes", "read_npy", "sync_folder", "write_atomic", "write_json"]
+__all__ = ["array_sha256", "npy_bytes", "read_npy", "sync_folder", "write_atomic", "write_json"]
 
 
 def sync_folder(folder: Path) -> None:
@@ -77,3 +78,8 @@ def npy_bytes(array: NDArray[Any]) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
+
+
+def array_sha256(array: NDArray[Any]) -> str:
+    """The sha256 of an array's elements in C order."""
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()

@@ -110,3 +110,9 @@ def open_shards() -> Callable[[], list[str]]:
 def damaged(fabricated: Path, tmp_path: Path) -> Path:
     """A copy of `fabricated` to be damaged."""
     return shutil.copytree(fabricated, tmp_path / "damaged")
+
+
+@pytest.fixture
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For hundreds of shards a test: what fsync is for cannot be tested here anyway."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)

@@ -55,7 +55,8 @@ def test_the_worker_imports_the_standard_library_bpy_numpy_and_pillow_alone() ->
 import sys
 before = set(sys.modules)
 import ident3d.scene, ident3d.mesh, ident3d.render.worker, ident3d.render.draws, ident3d.render.plan
-import ident3d.render.quality, ident3d.files, ident3d.shards.writer, ident3d.shards.salvage, ident3d.shards.summary
+import ident3d.render.quality, ident3d.render.latents
+import ident3d.files, ident3d.shards.writer, ident3d.shards.salvage, ident3d.shards.summary
 print(*sorted({name.split(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -55,9 +55,9 @@ class BatchStream(Sampler[list[tuple[int, int]]]):
     and the next pass is the next epoch, so that no batch comes twice.
 
     Args:
+        samples: how many samples there are.
         batch_size: pairs a batch, at least 1.
         seed: 0 or more.
-        samples: how many samples there are.
         batches: batches a rank and epoch; by default one anchor a sample, over all ranks.
         rank: this process among `world_size`; both are taken from torch.distributed where it is initialised.
         world_size: how many processes there are.
@@ -74,14 +74,15 @@ class BatchStream(Sampler[list[tuple[int, int]]]):
 
     def __init__(
         self,
+        samples: int,
         *,
         batch_size: int,
         seed: int,
-        samples: int,
         batches: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
+        self.samples = samples
         self.batch_size, self.seed = whole("batch_size", batch_size, 1), whole("seed", seed, 0)
         if self.batch_size > MAX_BATCH:
             raise SpecError(f"batch_size = {batch_size}: expected at most {MAX_BATCH:,}")
@@ -177,10 +178,7 @@ class PairLoader(DataLoader[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the deliveries stand, as plain data."""
-        ahead, self.stream.step = self.stream.step, self._step
-        state = self.stream.state_dict()
-        self.stream.step = ahead
-        return state
+        return {**self.stream.state_dict(), "next": self._step * self.stream.world_size}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a `state_dict` was taken.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ident3d.files import write_atomic
+from ident3d.files import array_sha256, write_atomic
 
 __all__ = ["IndexCache"]
 
@@ -41,8 +41,7 @@ class IndexCache:
         self, folder: Path, label: str, latents: NDArray[np.float32], names: tuple[str, ...] | None = None
     ) -> None:
         self.folder, self.label, self.names = folder, label, names
-        digest = hashlib.sha256(np.ascontiguousarray(latents).data).hexdigest()
-        self.latents = {"latents": digest, "shape": list(latents.shape)}
+        self.latents = {"latents": array_sha256(latents), "shape": list(latents.shape)}
 
     def path(self, match: str, settings: Mapping[str, Any]) -> Path:
         """The file of an index with these settings."""

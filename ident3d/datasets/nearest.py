@@ -37,11 +37,8 @@ class GridIndex:
     """
 
     def __init__(self, points: NDArray[np.float32], cell: int = CELL) -> None:
-        kept = _distinct(points)
-        if len(kept) < len(points):
-            samples, points = len(points), points[kept]
-        else:
-            samples = len(points)
+        samples, kept = len(points), _distinct(points)
+        points = points[kept]
         n, self.dim = points.shape
         self.slabs = _slabs(points, max(1, n // cell))
         self.groups = _two_groups([len(low) for low, _ in self.slabs])

@@ -16,7 +16,7 @@ from scipy.stats import ks_2samp, wasserstein_distance  # type: ignore[import-un
 from ident3d.datasets.batches import generator_of, whole
 from ident3d.datasets.ident3d import Ident3D
 from ident3d.datasets.matching import Metric
-from ident3d.datasets.pairs import Matches, PairSampler, held_columns, latents_of, law_of, table_of
+from ident3d.datasets.pairs import Matches, PairSampler, draw_around, held_columns, latents_of, law_of, table_of
 from ident3d.datasets.split import Array
 from ident3d.distributions import Distribution
 from ident3d.errors import SpecError
@@ -202,21 +202,20 @@ def pair_report(
         if given:
             raise SpecError(f"{', '.join(given)}: for matched pairs, but no conditional is given")
         law, latents, metric, matches = _rendered(data, pairs, seed)
-        match, recall, allow_self = "rendered", None, True
+        match, recall, served = "rendered", None, data.pair_latents[matches.positives]
     else:
         sampler = PairSampler(
             data, conditional, batch_size=BATCH, seed=seed, match=match, factors=factors, weights=weights, **options
         )
-        law, latents, metric, allow_self = sampler.law, sampler.latents, sampler.metric, sampler.allow_self
+        law, latents, metric = sampler.law, sampler.latents, sampler.metric
         matches = sampler.match_batches(range(-(-pairs // BATCH)))
-        recall = _recall(latents, metric, matches, allow_self)
-    return _summarise(data, law, latents, metric, matches, match, recall, seed)
+        recall, served = _recall(latents, metric, matches, sampler.allow_self), latents[matches.positives]
+    return _summarise(data, law, latents, metric, matches, served, match, recall, seed)
 
 
 def _rendered(data: Any, pairs: int, seed: int) -> tuple[Distribution, Array, Metric, Matches]:
     """The rendered pairs of a dataset, beside fresh draws around the same z."""
-    positives = getattr(data, "pair_latents", None)
-    if positives is None:
+    if getattr(data, "pair_latents", None) is None:
         raise SpecError(
             "conditional: missing; this dataset holds no rendered pairs, so say what p(z~ | z) is asked for"
         )
@@ -225,15 +224,11 @@ def _rendered(data: Any, pairs: int, seed: int) -> tuple[Distribution, Array, Me
     law = law_of(whole_data, whole_data.latents, data.entry.pairs)
     generator = generator_of("pair report", seed)
     anchors = torch.randint(len(data), (pairs,), generator=generator).numpy()
-    z = whole_data.latents[anchors]
-    wanted = law.around(torch.from_numpy(z), generator=generator, check=False).numpy()
-    held = held_columns(whole_data)
-    wanted[:, held] = z[:, held]
-    latents, wanted = latents_of(data), np.ascontiguousarray(wanted[:, data.factors.columns])
+    z = torch.from_numpy(whole_data.latents[anchors])
+    drawn = draw_around(z, law, held_columns(whole_data), generator).numpy()
+    latents, wanted = latents_of(data), np.ascontiguousarray(drawn[:, data.factors.columns])
     metric = Metric.of(latents.shape[1], table_of(data), None, None)
-    # Positives are numbered past the stored samples: they are pictures of their own.
-    both = np.concatenate([latents, positives])
-    return law, both, metric, Matches(anchors, wanted, anchors + len(latents), np.zeros(pairs))
+    return law, latents, metric, Matches(anchors, wanted, anchors, np.zeros(pairs))
 
 
 def _recall(latents: Array, metric: Metric, matches: Matches, allow_self: bool) -> float:
@@ -288,13 +283,14 @@ def _summarise(
     latents: Array,
     metric: Metric,
     matches: Matches,
+    served: Array,
     match: str,
     recall: float | None,
     seed: int,
 ) -> PairReport:
     table = table_of(data)
     names = table.names if table is not None else tuple(map(str, range(latents.shape[1])))
-    z, served, wanted = latents[matches.anchors], latents[matches.positives], matches.wanted
+    z, wanted = latents[matches.anchors], matches.wanted
     step, realised, moved = (
         np.linalg.norm(metric.coordinates(a).astype(np.float64) - metric.coordinates(b), axis=1)
         for a, b in ((wanted, z), (served, z), (served, wanted))
@@ -304,7 +300,7 @@ def _summarise(
     if rendered:
         moved = np.zeros_like(moved)
     shown = realised if rendered else moved
-    samples = len(latents) // 2 if rendered else len(latents)
+    samples = len(latents)
     spread, far = Spread.of(step), Spread.of(moved)
     ratio = far.median / spread.median if spread.median else None
     free = int((metric.coordinates(latents).std(axis=0) > 0).sum())
@@ -324,7 +320,7 @@ def _summarise(
         matching_to_step=ratio,
         distances=_histogram(step, shown, 0.0, float(max(step.max(), shown.max()))),
         anchor_share=0.0 if rendered else float((step <= moved).mean()),
-        usage=_usage(matches.positives - (samples if rendered else 0), samples),
+        usage=_usage(matches.positives, samples),
         recall=recall,
         recall_queries=0 if rendered else min(RECALL_QUERIES, len(wanted)),
         needed={} if rendered or ratio is None else {f"{f:g}": samples * (ratio / f) ** free for f in FIDELITIES},

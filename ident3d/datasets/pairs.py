@@ -83,6 +83,15 @@ def held_columns(data: Any) -> list[int]:
     return [column for column, factor in enumerate(table_of(data) or ()) if factor.frozen is not None]
 
 
+def draw_around(
+    z: Float[Tensor, "n dim"], law: Distribution, held: Sequence[int], generator: torch.Generator
+) -> Float[Tensor, "n dim"]:
+    """One z~ for each z from a conditional, but for the columns that are held."""
+    wanted = law.around(z, generator=generator, check=False)
+    wanted[:, held] = z[:, held]
+    return wanted
+
+
 def default_cache(data: Any) -> Path | None:
     """Beside the dataset; nowhere for an array."""
     root = getattr(data, "root", None)
@@ -174,12 +183,7 @@ class PairSampler(BatchStream):
         special = ("" if plain else f" by {self.metric}") + (", itself allowed" if allow_self else "")
         self.kind = f"{self.law.text}, {match} of {len(self.latents)} samples{special}"
         super().__init__(
-            batch_size=batch_size,
-            seed=seed,
-            batches=batches,
-            samples=len(self.latents),
-            rank=rank,
-            world_size=world_size,
+            len(self.latents), batch_size=batch_size, seed=seed, batches=batches, rank=rank, world_size=world_size
         )
 
     def nearest(self) -> Nearest:
@@ -194,9 +198,7 @@ class PairSampler(BatchStream):
         generator = generator_of("pairs", self.seed, number)
         anchors = torch.randint(len(self.latents), (self.batch_size,), generator=generator)
         z = torch.from_numpy(self.latents[anchors.numpy()])
-        wanted = self.law.around(z, generator=generator, check=False)
-        wanted[:, self._held] = z[:, self._held]
-        return anchors, wanted
+        return anchors, draw_around(z, self.law, self._held, generator)
 
     def match_batches(self, numbers: Sequence[int]) -> Matches:
         """Several batches, one after the other, in one search.
@@ -240,10 +242,6 @@ class RenderedPairs(BatchStream):
     """
 
     kind = "rendered"
-
-    def __init__(self, samples: int, **series: Any) -> None:
-        super().__init__(samples=samples, **series)
-        self.samples = samples
 
     def batch(self, number: int) -> list[tuple[int, int]]:
         """Batch `number`: `batch_size` pairs (i, i)."""

@@ -61,10 +61,6 @@ class ViewStream(BatchStream):
 
     kind = "views"
 
-    def __init__(self, samples: int, **series: Any) -> None:
-        super().__init__(samples=samples, **series)
-        self.samples = samples
-
     def batch(self, number: int) -> list[tuple[int, int]]:
         """Batch `number`."""
         generator = generator_of("views", self.seed, number)

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from ident3d.errors import DatasetError, RenderError, SpecError
+from ident3d.files import array_sha256
 from ident3d.render.executors import run_local
 from ident3d.render.finish import finish_split, finished_summary, save_scene
 from ident3d.render.folder import RenderFolder
-from ident3d.render.latents import DRAWN, array_sha256, load_user_latents, pair_law, stored_rows, write_latents
+from ident3d.render.latents import DRAWN, load_user_latents, pair_law, stored_rows, write_latents
 from ident3d.render.plan import RenderPlan, ShardJob, auto_shard_size
 from ident3d.render.process import WorkerProcess, blender_python
 from ident3d.render.progress import Progress

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from ident3d.render.draws import PAIR_UNIFORMS, draw_latents, draw_uniforms
 from ident3d.render.plan import RenderPlan
 from ident3d.scene import SceneSpec, check_latents
 
-__all__ = ["DRAWN", "array_sha256", "load_user_latents", "pair_law", "stored_rows", "write_latents"]
+__all__ = ["DRAWN", "load_user_latents", "pair_law", "stored_rows", "write_latents"]
 
 if TYPE_CHECKING:
     from ident3d.distributions import Distribution
@@ -29,11 +28,6 @@ Latents = NDArray[np.float32]
 DRAWN = "drawn"
 PIECE = 1_000_000
 PAIR_PIECE = 50_000
-
-
-def array_sha256(array: NDArray[Any]) -> str:
-    """The sha256 of an array's elements in C order."""
-    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
 def load_user_latents(path: Path, spec: SceneSpec) -> NDArray[np.float32]:

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ident3d.errors import DatasetError
-from ident3d.files import npy_bytes, read_npy, write_atomic
+from ident3d.files import array_sha256, npy_bytes, read_npy, write_atomic
 from ident3d.render.dataset import cores
 from ident3d.render.executors import run_local
 from ident3d.render.finish import latent_files, split_entry
 from ident3d.render.folder import RenderFolder, plan_of
-from ident3d.render.latents import DRAWN, array_sha256, stored_rows, write_latents
+from ident3d.render.latents import DRAWN, stored_rows, write_latents
 from ident3d.render.plan import RenderPlan, ShardJob
 from ident3d.render.process import WorkerProcess, blender_python
 from ident3d.render.worker import Setup

@@ -146,6 +146,7 @@ class _Session:
 
         from ident3d.files import write_json
         from ident3d.render.draws import cycles_seeds
+        from ident3d.render.latents import stored_rows
         from ident3d.render.plan import ShardJob
         from ident3d.scene import scene_params
         from ident3d.schema import to_plain
@@ -155,9 +156,8 @@ class _Session:
 
         job = ShardJob(**fields)
         files = [job.latents, job.pair_latents] if job.pair_latents else [job.latents]
-        rows = [np.array(np.load(file, mmap_mode="r")[job.start : job.stop]) for file in files]
-        seeds = [cycles_seeds(job.seed, job.split, job.start, job.stop, k) for k in range(len(rows))]
-        latents = np.stack(rows, axis=1) if job.pair_latents else rows[0]
+        latents = stored_rows([np.load(file, mmap_mode="r") for file in files], job.start, job.stop)
+        seeds = [cycles_seeds(job.seed, job.split, job.start, job.stop, k) for k in range(len(files))]
         kept = good_pictures(Path(job.salvage), job.start, latents, self.resolution) if job.salvage else {}
         writer = ShardWriter(Path(job.path), job.start, latents, self.resolution)
         try:
@@ -166,8 +166,8 @@ class _Session:
             for i in range(writer.done, len(latents)):
                 self.send("start", index=job.start + i)
                 pictures = kept.get(i) or [
-                    encode_png(self.renderer.render(scene_params(self.spec, row[i]), int(seed[i])))
-                    for row, seed in zip(rows, seeds, strict=True)
+                    encode_png(self.renderer.render(scene_params(self.spec, latent), int(seed[i])))
+                    for latent, seed in zip(np.atleast_2d(latents[i]), seeds, strict=True)
                 ]
                 writer.append(*pictures)
                 bound_log()

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 import ident3d.render.latents
 from ident3d.errors import SpecError
+from ident3d.files import array_sha256
 from ident3d.render.draws import draw_latents
-from ident3d.render.latents import array_sha256, load_user_latents, write_latents
+from ident3d.render.latents import load_user_latents, write_latents
 from ident3d.render.plan import RenderPlan
 from ident3d.render.quality import quality
 from ident3d.scene import SceneSpec

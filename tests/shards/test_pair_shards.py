@@ -21,6 +21,7 @@ from PIL import Image
 
 from ident3d.errors import DatasetError
 from ident3d.render.draws import draw_latents
+from ident3d.render.worker import encode_png
 from ident3d.shards.manifest import NAME, SplitEntry, read_manifest, write_manifest
 from ident3d.shards.reader import SplitReader, rebuild_index
 from ident3d.shards.salvage import find_samples, good_pictures
@@ -37,18 +38,14 @@ from ident3d.shards.tar import BLOCK, END, Sample, scan_samples
 from ident3d.shards.verify import verify_dataset
 from ident3d.shards.writer import ShardWriter, part_path, valid_prefix
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 START, COUNT, SIDE = 8, 3, 8
 LATENTS = np.stack([draw_latents(0, split, START, START + COUNT, {}) for split in ("train", "test")], axis=1)
 
 
-def encode(pixels: NDArray[np.uint8]) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
 PIXELS = np.random.default_rng(0).integers(0, 256, (COUNT, 2, SIDE, SIDE, 3), dtype=np.uint8)
-PICTURES = [(encode(own), encode(pair)) for own, pair in PIXELS]
+PICTURES = [(encode_png(own), encode_png(pair)) for own, pair in PIXELS]
 
 
 def write(path: Path) -> int:
@@ -66,12 +63,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("pairs") / "train-000000.tar"
     write(path)
     return path.read_bytes()
-
-
-@pytest.fixture(autouse=True)
-def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Hundreds of shards a test: what fsync is for cannot be tested here anyway.
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 def samples(data: bytes) -> list[Sample]:

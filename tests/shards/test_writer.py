@@ -9,25 +9,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from PIL import Image
 
 from ident3d.render.draws import draw_latents
+from ident3d.render.worker import encode_png
 from ident3d.shards.summary import EXTENSIONS, summarise
 from ident3d.shards.tar import BLOCK, END, scan_samples
 from ident3d.shards.writer import ShardWriter, part_path, valid_prefix
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 START, COUNT, SIDE = 8, 3, 8
 LATENTS = draw_latents(0, "train", START, START + COUNT, {})
 
 
-def encode(pixels: NDArray[np.uint8]) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-PICTURES = [encode(np.random.default_rng(i).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)) for i in range(COUNT)]
+PICTURES = [
+    encode_png(np.random.default_rng(i).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)) for i in range(COUNT)
+]
 
 
 def write(path: Path) -> int:
@@ -45,12 +42,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("writer") / "train-000000.tar"
     write(path)
     return path.read_bytes()
-
-
-@pytest.fixture(autouse=True)
-def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Hundreds of shards a test: what fsync is for cannot be tested here anyway.
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 def sample_ends(whole: bytes) -> list[int]:
