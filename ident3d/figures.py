@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["check_figure_path", "contact_sheet", "latent_traversal", "pair_fidelity", "save_figure"]
 
 SUFFIXES = (".png", ".pdf", ".svg")
+USAGE_BARS = 20
 
 
 def check_figure_path(path: Path) -> None:
@@ -209,14 +210,16 @@ def _usage_panel(ax: Axes, report: PairReport) -> None:
     counts = np.array(report.usage.counts)
     times = np.arange(len(counts))
     even = np.exp(times * np.log(report.usage.mean) - report.usage.mean - np.cumsum(np.log(np.maximum(times, 1))))
+    # Few samples are positives hundreds of times: a bar for each number would be too thin to see.
+    width = -(-len(counts) // USAGE_BARS)
+    starts = times[::width]
     ax.set_axis_on()
-    ax.bar(times, counts / counts.sum(), color="tab:blue", width=0.8)
-    ax.plot(times, even, color="0.4", marker=".", markersize=3, linewidth=0.8)
+    ax.bar(starts, np.add.reduceat(counts, starts) / counts.sum(), color="tab:blue", width=0.8 * width)
+    ax.plot(starts, np.add.reduceat(even, starts), color="0.4", marker=".", markersize=3, linewidth=0.8)
     ax.set_title("times a sample is the positive\n(grey: if chosen evenly)", fontsize=8)
-    last = len(counts) - 1
-    every = max(1, last // 5)
-    shown = range(0, last - every // 2, every)
-    ax.set_xticks([*shown, last], [*map(str, shown), f"{last}+"])
+    every = max(1, (len(starts) - 1) // 5)
+    shown = starts[: len(starts) - 1 - every // 2 : every]
+    ax.set_xticks([*shown, starts[-1]], [*map(str, shown), f"{starts[-1]}+"])
     ax.set_yticks([])
     ax.tick_params(labelsize=7)
 
