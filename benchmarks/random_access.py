@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from ident3d import Ident3D
-from ident3d.datasets.split import to_tensor
+from ident3d.datasets.serving import to_tensor
 from ident3d.shards.summary import decode
 
 

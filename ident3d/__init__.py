@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ident3d.datasets.streaming import Ident3DStream
     from ident3d.datasets.views import simclr
     from ident3d.distributions import Distribution, GeneralizedNormal, Laplace, Normal, Uniform
-    from ident3d.errors import BusyError, DatasetError, Ident3DError, RenderError, SpecError
-    from ident3d.factors import FACTORS, Factor, Factors
+    from ident3d.errors import BusyError, DatasetError, DownloadError, Ident3DError, RenderError, SpecError
+    from ident3d.factors import FACTORS, Categorical, Factor, Factors, FactorTable
     from ident3d.render.dataset import RenderOptions, render_dataset
     from ident3d.render.pictures import render_latents
     from ident3d.scene import SceneParams, SceneSpec, scene_params
@@ -32,13 +32,16 @@ __all__ = [
     "Box",
     "bundled_scenes",
     "BusyError",
+    "Categorical",
     "Change",
     "conditional",
     "DatasetError",
     "Distribution",
+    "DownloadError",
     "Factor",
     "FACTORS",
     "Factors",
+    "FactorTable",
     "GeneralizedNormal",
     "Ident3D",
     "Ident3DError",
@@ -77,8 +80,8 @@ _HOMES = {
     "datasets.streaming": ("Ident3DStream",),
     "datasets.views": ("simclr",),
     "distributions": ("Distribution", "GeneralizedNormal", "Laplace", "Normal", "Uniform"),
-    "errors": ("BusyError", "DatasetError", "Ident3DError", "RenderError", "SpecError"),
-    "factors": ("FACTORS", "Factor", "Factors"),
+    "errors": ("BusyError", "DatasetError", "DownloadError", "Ident3DError", "RenderError", "SpecError"),
+    "factors": ("Categorical", "FACTORS", "Factor", "Factors", "FactorTable"),
     "render.dataset": ("RenderOptions", "render_dataset"),
     "render.pictures": ("render_latents",),
     "scene": ("SceneParams", "SceneSpec", "scene_params"),

@@ -6,7 +6,7 @@ Everything that ident3d raises on purpose for a user's input or for the state of
 
 from __future__ import annotations
 
-__all__ = ["BusyError", "DatasetError", "Ident3DError", "RenderError", "SpecError"]
+__all__ = ["BusyError", "DatasetError", "DownloadError", "Ident3DError", "RenderError", "SpecError"]
 
 
 class Ident3DError(Exception):
@@ -19,6 +19,10 @@ class SpecError(Ident3DError, ValueError):
 
 class DatasetError(Ident3DError):
     """A dataset on disk that is absent, unfinished, damaged or of another format."""
+
+
+class DownloadError(Ident3DError, RuntimeError):
+    """Files that a server, a Hub repository or a mirror did not give, or gave otherwise than their checksums say."""
 
 
 class RenderError(Ident3DError, RuntimeError):

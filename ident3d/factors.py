@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ident3d.errors import SpecError
 
-__all__ = ["FACTORS", "Factor", "Factors"]
+__all__ = ["FACTORS", "Categorical", "Factor", "FactorTable", "Factors"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,21 @@ class Factor:
     def value(self, u: float) -> float:
         """The physical value at u in [0, 1], in `unit`."""
         return self.low + u * (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A generating factor without an order, such as the object's class. It is no coordinate of a latent.
+
+    Attributes:
+        name: as for `Factor`, e.g. `class`.
+        labels: the names of its values, by number.
+        drives: what it changes in the picture, in words.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    drives: str = ""
 
 
 class Factors(tuple[Factor, ...]):
@@ -113,6 +128,89 @@ class Factors(tuple[Factor, ...]):
         for f in self:
             span = f"{f.low:.4g} to {f.high:.4g}" if f.frozen is None else f"held at {f.value(f.frozen):.4g}"
             yield str(f.column), f.name, span, f.unit, f.drives
+
+
+class FactorTable(Factors):
+    """The factors of a dataset, with every sample's values: by position a `Factor`, by name a column of values.
+
+    It is a `Factors` of the continuous factors, in the order of the columns of `latents`; the categorical ones come
+    beside them.
+
+    Args:
+        factors: the continuous ones, one a column of `latents`.
+        latents: float32 (N, len(factors)) in the unit cube.
+        categorical: the categorical ones, one a column of `categories`.
+        categories: int64 (N, len(categorical)), each value the number of a label.
+
+    Example:
+        >>> kinds = Categorical("class", ("teapot", "hare"))
+        >>> latents, categories = np.array([[0.5], [1.0]], np.float32), np.array([[1], [0]])
+        >>> table = FactorTable(FACTORS.select(["object_x"]), latents, (kinds,), categories)
+        >>> table["object_x"], table["class"], table.labels("class")
+        (array([0., 3.]), array([1, 0]), array(['hare', 'teapot'], dtype='<U6'))
+    """
+
+    latents: NDArray[np.float32]
+    categorical: tuple[Categorical, ...]
+    categories: NDArray[np.int64]
+
+    def __new__(
+        cls,
+        factors: Factors,
+        latents: NDArray[np.float32],
+        categorical: tuple[Categorical, ...] = (),
+        categories: NDArray[np.int64] | None = None,
+    ) -> FactorTable:
+        """See the class."""
+        self = super().__new__(cls, factors)
+        self.latents, self.categorical = latents, categorical
+        self.categories = np.zeros((len(latents), 0), np.int64) if categories is None else categories
+        return self
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """The names of all columns, the categorical ones last."""
+        return self.names + tuple(c.name for c in self.categorical)
+
+    def __getitem__(self, key: Any) -> Any:
+        """A `Factor` by position; by name all samples' values, (N,): in the factor's unit, or numbers of labels.
+
+        Raises:
+            SpecError: no factor is called so.
+        """
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        if key in self.names:
+            column = self.names.index(key)
+            factor: Factor = super().__getitem__(column)
+            return factor.low + self.latents[:, column].astype(np.float64) * (factor.high - factor.low)
+        return self.categories[:, self._categorical(key)]
+
+    def labels(self, name: str) -> NDArray[np.str_]:
+        """All samples' labels of a categorical factor, (N,).
+
+        Raises:
+            SpecError: no categorical factor is called so.
+        """
+        column = self._categorical(name)
+        found: NDArray[np.str_] = np.array(self.categorical[column].labels)[self.categories[:, column]]
+        return found
+
+    def _categorical(self, name: str) -> int:
+        for column, kind in enumerate(self.categorical):
+            if kind.name == name:
+                return column
+        raise SpecError(f"unknown factor {name!r}; expected one of {', '.join(self.all_names)}")
+
+    def to_dict(self) -> dict[str, NDArray[Any]]:
+        """All columns by name, values as by `table[name]`; what `pandas.DataFrame` takes."""
+        return {name: self[name] for name in self.all_names}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (FactorTable, (Factors(self), self.latents, self.categorical, self.categories))
+
+    def __repr__(self) -> str:
+        return f"FactorTable({', '.join(self.all_names)}; {len(self.latents):,} samples)"
 
 
 _QUARTER = math.pi / 2

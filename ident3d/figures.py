@@ -18,10 +18,10 @@ from ident3d.scenes import load_scene
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ident3d.datasets.ident3d import Ident3D
     from ident3d.datasets.pair_report import Histogram, PairReport
+    from ident3d.datasets.pictures import PictureDataset
 
-__all__ = ["check_figure_path", "contact_sheet", "latent_traversal", "pair_fidelity", "save_figure"]
+__all__ = ["check_figure_path", "contact_sheet", "latent_traversal", "pair_fidelity", "sample_figure", "save_figure"]
 
 SUFFIXES = (".png", ".pdf", ".svg")
 USAGE_BARS = 20
@@ -51,7 +51,7 @@ def save_figure(figure: Figure, path: Path) -> None:
         raise DatasetError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def contact_sheet(data: Ident3D, rows: int = 4, columns: int = 8) -> Figure:
+def contact_sheet(data: PictureDataset, rows: int = 4, columns: int = 8) -> Figure:
     """The first rows x columns pictures, each over a strip of bars: its latents in the unit interval.
 
     Args:
@@ -72,7 +72,7 @@ def contact_sheet(data: Ident3D, rows: int = 4, columns: int = 8) -> Figure:
     for ax in axes.flat:
         ax.set_axis_off()
     for i in range(count):
-        picture, latents = data[i]
+        picture, latents = data.sample(i)
         row, column = divmod(i, columns)
         axes[2 * row, column].imshow(np.asarray(picture).transpose(1, 2, 0))
         axes[2 * row, column].set_title(str(i), fontsize=6, pad=1)
@@ -82,15 +82,46 @@ def contact_sheet(data: Ident3D, rows: int = 4, columns: int = 8) -> Figure:
         bars.set_axis_on()
         bars.set_xticks([])
         bars.set_yticks([])
-    m = data.manifest
     lines = [
-        f"{m.name}, split {data.split}: {count} of {len(data):,} samples, {m.resolution} px, quality {m.quality}",
+        f"{data.name}, split {data.split}: {count} of {len(data):,} samples, {data.resolution} px, {data.origin}",
         f"bars: latents from 0 to 1, in the order {', '.join(data.factors.names)} "
         "(blue: position, orange: rotation, green: light, purple: hue)",
     ]
     wrapped = [part for line in lines for part in textwrap.wrap(line, width=max(40, 19 * columns))]
     figure.set_figheight(1.55 * rows + 0.2 + 0.15 * len(wrapped))
     figure.suptitle("\n".join(wrapped), fontsize=8)
+    return figure
+
+
+def sample_figure(data: PictureDataset, index: int) -> Figure:
+    """One sample: its picture, its factors as bars with their values, its labels and its text.
+
+    Args:
+        data: a dataset of pictures; its transforms are left aside.
+        index: 0 to N - 1.
+
+    Raises:
+        DatasetError: the picture is absent or damaged.
+    """
+    picture, latents, table = data.picture(index), data.latents[index], data.factors
+    figure = Figure(figsize=(7.5, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[1, 1.25])
+    left.imshow(picture.permute(1, 2, 0).numpy())
+    left.set_axis_off()
+    places = np.arange(len(table))
+    right.barh(places, latents, color=_colours(table))
+    units = [f.unit.replace("Blender units", "u") for f in table]
+    values = [f.value(float(u)) for f, u in zip(table, latents, strict=True)]
+    names = [f"{f.name}  {value:.3g} {unit}" for f, value, unit in zip(table, values, units, strict=True)]
+    right.set_yticks(places, names, fontsize=8)
+    right.invert_yaxis()
+    right.set_xlim(0, 1)
+    right.set_xlabel("latent, in the unit interval", fontsize=8)
+    right.tick_params(axis="x", labelsize=8)
+    lines = [f"{data.name}, split {data.split}, sample {index}"]
+    lines += [f"{kind.name}: {table.labels(kind.name)[index]}" for kind in table.categorical]
+    lines += textwrap.wrap(f"“{data.text(index)}”", 90) if data.has_text else []
+    figure.suptitle("\n".join(lines), fontsize=9)
     return figure
 
 

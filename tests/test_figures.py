@@ -56,7 +56,7 @@ def test_bars_are_the_latents_of_the_picture_above(fabricated: Path) -> None:
 def test_the_title_says_what_is_shown(fabricated: Path) -> None:
     figure = contact_sheet(Ident3D(fabricated, factors=["object_x", "object_hue"]), 2, 3)
     title = figure.get_suptitle().replace("\n", " ")
-    assert "3dident, split train: 6 of 24 samples, 16 px, quality draft" in title
+    assert "3dident, split train: 6 of 24 samples, 16 px, rendered: quality draft" in title
     assert "in the order object_x, object_hue" in title
 
 

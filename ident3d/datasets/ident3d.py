@@ -1,58 +1,69 @@
-"""Ident3D: a rendered dataset as a torch dataset with random access."""
+"""Ident3D: a rendered or converted dataset as a torch dataset with random access."""
 
 from __future__ import annotations
 
-import operator
+import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
-from jaxtyping import Float
-from torch.utils.data import Dataset
+from jaxtyping import Float, Int64
 
-from ident3d.datasets.split import Array, ShardedSplit, Transform
+from ident3d.datasets.pictures import PictureDataset
+from ident3d.datasets.serving import Array, Transform
+from ident3d.datasets.split import ShardedSplit
 from ident3d.errors import DatasetError
 from ident3d.files import read_npy
 from ident3d.shards.reader import SplitReader
 
 if TYPE_CHECKING:
-    from ident3d.datasets.batches import PairLoader
     from ident3d.datasets.streaming import Ident3DStream
-    from ident3d.distributions import Distribution
 
 __all__ = ["Ident3D"]
 
 
-class Ident3D(ShardedSplit, Dataset[tuple[Any, Any]]):
-    """One split of a dataset made by `ident3d render`; item i is (picture, latents).
+class Ident3D(ShardedSplit, PictureDataset):
+    """One split of a dataset made by `ident3d render` or `ident3d convert`; item i is (picture, latents).
 
-    The picture is a uint8 tensor (3, H, W), the latents a float32 tensor (factors,) in the unit cube. Pictures are read
-    from the shards by offset; nothing is unpacked. Safe under fork and spawn workers; pickles without open handles.
+    The picture is a uint8 tensor (3, H, W), the latents a float32 tensor (factors,) in the unit cube. Where samples
+    have a text (converted from Multimodal3DIdent), item i is (picture, text, latents). Pictures are read from the
+    shards by offset; nothing is unpacked. Safe under fork and spawn workers; pickles without open handles.
 
     Args:
-        root: the dataset's folder.
+        root: the dataset's folder, or its URL (`hf://datasets/user/name`, `https://...`, `s3://...`): shards are
+            fetched whole when they are first needed, checked, and kept in the cache folder.
         split: train, val or test.
         transform: applied to the picture.
         target_transform: applied to the latents.
-        factors: names of the factors wanted, in the order wanted; all ten by default.
+        factors: names of the factors wanted, in the order wanted; all by default.
+        cache: `none`, or decoded pictures in `ram` or on `disk`, so that no epoch decodes: see `DecodedStore`.
+        normalize: give pictures as float32, (x / 255 - mean) / std: by the training split's statistics, which the
+            manifest has, or by (mean, std) as given.
+        on_error: `raise` at a damaged picture, or `skip` it: count it, warn of it, and leave it out of its batch.
 
     Attributes:
-        root, split, transform, target_transform: as given.
+        root, split, transform, target_transform, normalize, on_error: as given.
         manifest: what the dataset is (`dataset.json`).
-        factors: the factors in the targets' columns.
         latents: all latents of the split, float32 (N, factors). Reading them decodes nothing.
-        pair_latents: those of the positives, likewise, where the split was rendered with `--pairs`; else None.
+        categories: numbers of labels, int64 (N, categorical factors); most datasets have none.
+        factors: the factors, and by name all samples' values: see `FactorTable`.
+        pair_latents: those of the positives, where the split was rendered with `--pairs`; else None.
 
     Raises:
         DatasetError: no dataset there, an unfinished or damaged one, a newer format, or no such split.
-        SpecError: an unknown factor.
+        DownloadError: a URL that cannot be read.
+        SpecError: an unknown factor, or an option out of range.
 
     Example:
         >>> data = Ident3D("teapots", factors=["object_x", "object_hue"])
         >>> picture, latents = data[0]
         >>> picture.shape, latents.shape, data.latents.shape
         (torch.Size([3, 16, 16]), torch.Size([2]), (24, 2))
+        >>> pairs = Ident3D("teapots").pairs("laplace(scale=0.05)", batch_size=8, seed=1)
+        >>> x, positive, z, z_positive = next(iter(pairs))
+        >>> x.shape, z.shape
+        (torch.Size([8, 3, 16, 16]), torch.Size([8, 10]))
     """
 
     def __init__(
@@ -62,78 +73,97 @@ class Ident3D(ShardedSplit, Dataset[tuple[Any, Any]]):
         transform: Transform | None = None,
         target_transform: Transform | None = None,
         factors: Iterable[str] | None = None,
+        *,
+        cache: str = "none",
+        normalize: bool | Sequence[Sequence[float]] = False,
+        on_error: str = "raise",
     ) -> None:
-        super().__init__(root, split, transform, target_transform, factors)
-        self._reader = SplitReader(self.folder, self.entry)
-        self._load_latents()
+        PictureDataset.__init__(self, transform, target_transform, normalize, on_error)
+        ShardedSplit.__init__(self, root, split, factors)
+        self._reader = SplitReader(self.files, self.entry)
+        self._load_arrays()
+        self.open_cache(cache)
 
-    def _load_latents(self) -> None:
-        self.latents: Float[Array, "samples factors"] = self._read_latents("latents.npy")
+    def _load_arrays(self) -> None:
+        entry = self.entry
+        self.latents: Float[Array, "samples factors"] = self._latents("latents.npy", entry.latents_sha256)
         self.pair_latents: Float[Array, "samples factors"] | None = None
-        if self.has_pairs:
-            self.pair_latents = self._read_latents("pair.latents.npy")
+        if entry.pairs:
+            self.pair_latents = self._latents("pair.latents.npy", entry.pair_latents_sha256)
+        elif entry.consecutive:
+            self.pair_latents = np.concatenate([self.latents[1:], self.latents[-1:]])
+        self.categories: Int64[Array, "samples categorical"] = np.zeros((entry.samples, 0), np.int64)
+        if self.categorical:
+            stored = self._read_array("categories.npy", entry.categories_sha256, np.int64, len(self.categorical))
+            self.categories = np.array(stored)
 
-    def _read_latents(self, name: str) -> Float[Array, "samples factors"]:
-        path = self.folder / name
+    def _latents(self, name: str, sha256: str) -> Float[Array, "samples factors"]:
+        stored = self._read_array(name, sha256, np.float32, len(self.manifest.factor_table))
+        return np.ascontiguousarray(stored[:, self.columns.columns])
+
+    def _read_array(self, name: str, sha256: str, dtype: type[np.generic], width: int) -> Array:
+        path, shown = self.files.path(name, sha256), self.files.text(name)
         try:
-            stored = read_npy(path, mapped=True)
+            stored: Array = read_npy(path, mapped=True)
         except (OSError, ValueError) as error:
-            raise DatasetError(f"{path}: missing or damaged ({error}); run `ident3d verify --repair`") from None
-        columns = self.manifest.factor_table
-        if stored.shape != (self.entry.samples, len(columns)) or stored.dtype != np.float32:
-            expected = f"float32 ({self.entry.samples}, {len(columns)})"
-            raise DatasetError(f"{path}: holds {stored.dtype} {stored.shape}, expected {expected}")
-        return np.ascontiguousarray(stored[:, self.factors.columns])
+            raise DatasetError(f"{shown}: missing or damaged ({error}); {self.remedy}") from None
+        if stored.shape != (self.entry.samples, width) or stored.dtype != dtype:
+            expected = f"{np.dtype(dtype)} ({self.entry.samples}, {width})"
+            raise DatasetError(f"{shown}: holds {stored.dtype} {stored.shape}, expected {expected}")
+        return stored
 
-    def __len__(self) -> int:
-        return self.entry.samples
+    def where(self, index: int) -> str:
+        """The sample in words, for messages: its shard and key."""
+        return self._reader.where(index)
 
-    def __getitem__(self, index: SupportsIndex) -> tuple[Any, Any]:
-        """Sample `index`; negative indices count from the end.
+    def read(self, index: int, *, positive: bool = False) -> bytes:
+        """The encoded picture of sample `index`, 0 to N - 1, or of its positive.
 
         Raises:
-            IndexError: no such sample.
-            DatasetError: its shard is absent or truncated, or its picture does not decode; the text names the file.
+            DatasetError: its shard is absent or truncated.
         """
-        place = self._place(index)
-        return self.item(self._reader.picture(place), self.latents[place].copy(), lambda: self._reader.where(place))
+        if positive and self.entry.consecutive:
+            return self._reader.picture(index + 1)
+        return self._reader.picture(index, positive=positive)
 
-    def _place(self, index: SupportsIndex) -> int:
-        place = operator.index(index)
-        if place < 0:
-            place += len(self)
-        if not 0 <= place < len(self):
-            raise IndexError(f"index {index} is out of range for {len(self)} samples")
-        return place
+    def fingerprint(self) -> str:
+        """The checksums of all shards, in one."""
+        return hashlib.sha256("".join(shard.sha256 for shard in self.entry.shards).encode()).hexdigest()
 
     @property
-    def has_pairs(self) -> bool:
-        """Whether each sample holds a positive pair, rendered with `--pairs`."""
-        return bool(self.entry.pairs)
+    def has_text(self) -> bool:
+        """Whether each sample has a text."""
+        return "txt" in self.entry.members
+
+    def text(self, index: int) -> str:
+        """The text about sample `index`, where `has_text`."""
+        return self._reader.read(index, self.entry.members.index("txt")).decode()
+
+    @property
+    def pair_count(self) -> int:
+        """How many samples come with a positive of their own: all, or of frames all but the last; 0 without pairs."""
+        return len(self) - 1 if self.entry.consecutive else super().pair_count
 
     def pair(self, index: SupportsIndex) -> tuple[Any, Any, Any, Any]:
-        """The positive pair (x, x~, z, z~) that sample `index` was rendered with.
+        """The positive pair (x, x~, z, z~) that sample `index` was rendered with, or of frame `index` with the next.
 
         Raises:
-            IndexError: no such sample.
-            DatasetError: the split was not rendered with pairs, or what `__getitem__` raises.
+            IndexError: no such sample, or the last of consecutive frames.
+            DatasetError: the split holds no pairs, or what `sample` raises.
         """
-        if self.pair_latents is None:
-            raise DatasetError(f"{self.folder}: holds no pairs; they come from `ident3d render --pairs CONDITIONAL`")
-        place = self._place(index)
-        x, z = self[place]
-        encoded, latents = self._reader.picture(place, member=2), self.pair_latents[place].copy()
-        positive, z_positive = self.item(encoded, latents, lambda: f"{self._reader.where(place)}, positive")
-        return x, positive, z, z_positive
+        if self.entry.consecutive and self.place(index) == len(self) - 1:
+            raise IndexError(f"index {index}: the last of {len(self)} frames has no next one")
+        return super().pair(index)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["latents"], state["pair_latents"]  # read again by the receiver, not copied to every worker
+        for name in ("latents", "pair_latents", "categories"):
+            del state[name]  # read again by the receiver, not copied to every worker
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._load_latents()
+        self._load_arrays()
 
     def stream(self, *, shuffle: bool = True, seed: int = 0, buffer: int = 1000) -> Ident3DStream:
         """The same samples as an IterableDataset that reads whole shards in order: see `Ident3DStream`."""
@@ -144,37 +174,13 @@ class Ident3D(ShardedSplit, Dataset[tuple[Any, Any]]):
             self.split,
             self.transform,
             self.target_transform,
-            self.factors.names,
+            self.columns.names,
+            normalize=self.normalize,
+            on_error=self.on_error,
             shuffle=shuffle,
             seed=seed,
             buffer=buffer,
         )
-
-    def pairs(
-        self, conditional: str | Distribution | None = None, *, batch_size: int, seed: int = 0, **options: Any
-    ) -> PairLoader:
-        """A DataLoader of positive pairs (x, x~, z, z~), the same for the same seed: see `pair_loader`.
-
-        Args:
-            conditional: p(z~ | z), e.g. `normal(scale=0.05)`: z~ is matched to the nearest stored sample. None for the
-                pairs that the dataset was rendered with, or with `share`, `change` or `views`.
-            batch_size: pairs a batch.
-            seed: what the batches are drawn from.
-            options: `share=["object_hue"]`, `change=1` or `views=ident3d.simclr(64)`; `match="hnsw"` and other options
-                of `PairSampler`; num_workers and other options of DataLoader.
-
-        Raises:
-            SpecError: no pairs to serve, or what `PairSampler` refuses.
-
-        Example:
-            >>> pairs = Ident3D("teapots").pairs("laplace(scale=0.05)", batch_size=8, seed=1)
-            >>> x, positive, z, z_positive = next(iter(pairs))
-            >>> x.shape, z.shape
-            (torch.Size([8, 3, 16, 16]), torch.Size([8, 10]))
-        """
-        from ident3d.datasets.pairs import pair_loader
-
-        return pair_loader(self, conditional, batch_size=batch_size, seed=seed, **options)
 
     def __repr__(self) -> str:
         return f"Ident3D {self.describe()}"

@@ -21,7 +21,7 @@ from jaxtyping import Float32, Float64, Int64
 from ident3d.conditionals import columns_of
 from ident3d.datasets.index_cache import IndexCache
 from ident3d.datasets.nearest import GridIndex
-from ident3d.datasets.split import Array
+from ident3d.datasets.serving import Array
 from ident3d.errors import SpecError
 from ident3d.factors import Factors
 from ident3d.spaces import per_dimension

@@ -17,7 +17,7 @@ from ident3d.datasets.batches import generator_of, whole
 from ident3d.datasets.ident3d import Ident3D
 from ident3d.datasets.matching import Metric
 from ident3d.datasets.pairs import Matches, PairSampler, draw_around, held_columns, latents_of, law_of, table_of
-from ident3d.datasets.split import Array
+from ident3d.datasets.serving import Array
 from ident3d.distributions import Distribution
 from ident3d.errors import SpecError
 
@@ -209,13 +209,13 @@ def pair_report(
         )
         law, latents, metric = sampler.law, sampler.latents, sampler.metric
         matches = sampler.match_batches(range(-(-pairs // BATCH)))
-        recall, served = _recall(latents, metric, matches, sampler.allow_self), latents[matches.positives]
+        recall, served = _recall(sampler, matches), latents[matches.positives]
     return _summarise(data, law, latents, metric, matches, served, match, recall, seed)
 
 
 def _rendered(data: Any, pairs: int, seed: int) -> tuple[Distribution, Array, Metric, Matches]:
     """The rendered pairs of a dataset, beside fresh draws around the same z."""
-    if getattr(data, "pair_latents", None) is None:
+    if not getattr(getattr(data, "entry", None), "pairs", ""):
         raise SpecError(
             "conditional: missing; this dataset holds no rendered pairs, so say what p(z~ | z) is asked for"
         )
@@ -231,9 +231,10 @@ def _rendered(data: Any, pairs: int, seed: int) -> tuple[Distribution, Array, Me
     return law, latents, metric, Matches(anchors, wanted, anchors, np.zeros(pairs))
 
 
-def _recall(latents: Array, metric: Metric, matches: Matches, allow_self: bool) -> float:
+def _recall(sampler: PairSampler, matches: Matches) -> float:
     """Share of positives that are as near as the nearest found by comparing with every sample, in float64."""
-    points = metric.coordinates(latents).astype(np.float64)
+    metric, groups = sampler.metric, sampler.groups
+    points = metric.coordinates(sampler.latents).astype(np.float64)
     queries = metric.coordinates(matches.wanted[:RECALL_QUERIES]).astype(np.float64)
     chosen, anchors = matches.positives[: len(queries)], matches.anchors[: len(queries)]
     rows = max(1, 8_000_000 // len(points))
@@ -242,7 +243,9 @@ def _recall(latents: Array, metric: Metric, matches: Matches, allow_self: bool) 
         part = slice(start, start + rows)
         distance = cdist(queries[part], points, "sqeuclidean")
         index = np.arange(len(distance))
-        if not allow_self:
+        if groups is not None:
+            distance[groups.ids[anchors[part], None] != groups.ids] = np.inf
+        if not sampler.allow_self:
             distance[index, anchors[part]] = np.inf
         hits += int((distance[index, chosen[part]] <= distance.min(axis=1)).sum())
     return hits / len(queries)

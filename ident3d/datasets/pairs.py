@@ -14,19 +14,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from ident3d.conditionals import columns_of, share_of
 from ident3d.conditionals import conditional as parse_conditional
 from ident3d.datasets.batches import BatchStream, PairLoader, generator_of
+from ident3d.datasets.groups import GroupedNearest, groups_of
 from ident3d.datasets.index_cache import IndexCache
 from ident3d.datasets.matching import Metric, Nearest, check_match, make_index
-from ident3d.datasets.split import Array
+from ident3d.datasets.pictures import PictureDataset, sample_of
+from ident3d.datasets.serving import Array
 from ident3d.datasets.views import ViewItems, ViewStream
 from ident3d.distributions import Distribution
-from ident3d.errors import SpecError
+from ident3d.errors import DatasetError, SpecError
 from ident3d.factors import Factors
 from ident3d.spaces import Box, Space
 
@@ -93,8 +95,8 @@ def draw_around(
 
 
 def default_cache(data: Any) -> Path | None:
-    """Beside the dataset; nowhere for an array."""
-    root = getattr(data, "root", None)
+    """Beside the dataset, for one behind a URL in the cache folder; nowhere for an array."""
+    root = getattr(data, "derived", getattr(data, "root", None))
     return Path(root) / ".pairs" if root is not None else None
 
 
@@ -132,6 +134,8 @@ class PairSampler(BatchStream):
         factors: names, or for an array numbers, of the factors that the distance is over; all by default.
         weights: of the squared differences, by name or number (1 for the others) or one for each of `factors`.
         allow_self: whether the anchor may be its own positive.
+        within: categorical factors that z~ shares with z, such as `["class"]`: by default all that the dataset has,
+            with `()` none.
         batches: batches a rank and epoch; by default as many as there are samples for.
         rank: of this process; from torch.distributed where that is initialised.
         world_size: how many processes there are.
@@ -140,7 +144,7 @@ class PairSampler(BatchStream):
 
     Raises:
         SpecError: an unknown conditional, parameter, factor or match; latents with NaN or outside the space; fewer than
-            two samples; FAISS is asked for and absent.
+            two samples, in all or in a group; FAISS is asked for and absent.
 
     Example:
         >>> latents = torch.rand(1000, 10, generator=torch.Generator().manual_seed(0))
@@ -160,6 +164,7 @@ class PairSampler(BatchStream):
         factors: Sequence[str | int] | None = None,
         weights: Mapping[str | int, float] | Sequence[float] | None = None,
         allow_self: bool = False,
+        within: Sequence[str] | None = None,
         batches: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -171,16 +176,21 @@ class PairSampler(BatchStream):
         self.law = law_of(data, self.latents, conditional)
         self.metric = Metric.of(self.latents.shape[1], table_of(data), factors, weights)
         self.match, self.match_options, self.allow_self = match, match_options, allow_self
+        self.groups = groups_of(data, within)
+        if self.groups is not None and not allow_self:
+            self.groups.check()
         self._cache = Path(cache) if cache is not None else default_cache(data)
         self._held = held_columns(data)
         split, table = getattr(data, "split", None), table_of(data)
         self._label = split if isinstance(split, str) else "array"
         self._names = None if table is None else table.names
         self._nearest: Nearest | None = None
+        self._grouped: GroupedNearest | None = None
         self._block: tuple[int, list[list[tuple[int, int]]]] = (-1, [])
         self._block_rank = -1
         plain = self.metric == Metric.of(self.latents.shape[1], None, None, None)
         special = ("" if plain else f" by {self.metric}") + (", itself allowed" if allow_self else "")
+        special += f" within {', '.join(self.groups.names)}" if self.groups else ""
         self.kind = f"{self.law.text}, {match} of {len(self.latents)} samples{special}"
         super().__init__(
             len(self.latents), batch_size=batch_size, seed=seed, batches=batches, rank=rank, world_size=world_size
@@ -189,9 +199,30 @@ class PairSampler(BatchStream):
     def nearest(self) -> Nearest:
         """The index, built or read when it is first needed."""
         if self._nearest is None:
-            cache = None if self._cache is None else IndexCache(self._cache, self._label, self.latents, self._names)
-            self._nearest = make_index(self.latents, self.metric, self.match, self.match_options, cache)
+            self._nearest = self._index(self._label, self.latents)
         return self._nearest
+
+    def _index(self, label: str, latents: Float32[Array, "samples dim"]) -> Nearest:
+        cache = None if self._cache is None else IndexCache(self._cache, label, latents, self._names)
+        return make_index(latents, self.metric, self.match, self.match_options, cache)
+
+    def find(
+        self, wanted: Float32[Array, "n dim"], anchors: Int64[Array, " n"]
+    ) -> tuple[Float64[Array, " n"], Int64[Array, " n"]]:
+        """Squared distance and number of the stored sample that is nearest to each z~, among those allowed.
+
+        Args:
+            wanted: the z~.
+            anchors: the samples that they were drawn around.
+        """
+        queries = self.metric.coordinates(wanted)
+        if self.groups is None:
+            return self.nearest()(queries, None if self.allow_self else anchors)
+        if self._grouped is None:
+            self._grouped = GroupedNearest(
+                self.groups, lambda group, rows: self._index(f"{self._label}-{group}", self.latents[rows])
+            )
+        return self._grouped(queries, anchors, allow_self=self.allow_self)
 
     def draw(self, number: int) -> tuple[Int64[Tensor, " batch"], Float[Tensor, "batch dim"]]:
         """The anchors of a batch and a z~ for each, before any matching."""
@@ -209,8 +240,7 @@ class PairSampler(BatchStream):
         drawn = [self.draw(number) for number in numbers]
         anchors = torch.cat([a for a, _ in drawn]).numpy()
         wanted = torch.cat([w for _, w in drawn]).numpy()
-        exclude = None if self.allow_self else anchors
-        square, positives = self.nearest()(self.metric.coordinates(wanted), exclude)
+        square, positives = self.find(wanted, anchors)
         return Matches(anchors, wanted, positives, np.sqrt(square))
 
     def batch(self, number: int) -> list[tuple[int, int]]:
@@ -230,7 +260,7 @@ class PairSampler(BatchStream):
         return block[step - first]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_nearest": None, "_block": (-1, [])}
+        return {**self.__dict__, "_nearest": None, "_grouped": None, "_block": (-1, [])}
 
 
 class RenderedPairs(BatchStream):
@@ -251,14 +281,31 @@ class RenderedPairs(BatchStream):
 
 
 class _PairItems(Dataset[tuple[Any, Any, Any, Any]]):
-    """Items (x, x~, z, z~) by pairs of indices. All that a worker is sent."""
+    """Items (x, x~, z, z~) by pairs of indices. All that a worker is sent.
+
+    A batch of a dataset of ours is fetched at once; of a pair with a damaged picture that is skipped, nothing is left.
+    """
 
     def __init__(self, data: Any) -> None:
         self.data = data
 
     def __getitem__(self, pair: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
-        (x, z), (positive, z_positive) = (self.data[i] for i in pair)
+        (x, z), (positive, z_positive) = (sample_of(self.data, i) for i in pair)
         return x, positive, z, z_positive
+
+    def __getitems__(self, pairs: Sequence[tuple[int, int]]) -> list[tuple[Any, Any, Any, Any]]:
+        if not isinstance(self.data, PictureDataset):
+            return [self[pair] for pair in pairs]
+        anchors = self.data.numbered_samples([i for i, _ in pairs])
+        positives = self._positives([j for _, j in pairs])
+        whole = [k for k in range(len(pairs)) if k in anchors and k in positives]
+        if not whole:
+            raise DatasetError(f"{self.data.root}: every pair of a batch has a damaged picture")
+        return [(anchors[k][0], positives[k][0], anchors[k][1], positives[k][1]) for k in whole]
+
+    def _positives(self, places: Sequence[int]) -> dict[int, tuple[Any, Any]]:
+        found: dict[int, tuple[Any, Any]] = self.data.numbered_samples(places)
+        return found
 
 
 class _RenderedItems(_PairItems):
@@ -266,8 +313,12 @@ class _RenderedItems(_PairItems):
         items: tuple[Any, Any, Any, Any] = self.data.pair(pair[0])
         return items
 
+    def _positives(self, places: Sequence[int]) -> dict[int, tuple[Any, Any]]:
+        found: dict[int, tuple[Any, Any]] = self.data.numbered_samples(places, positive=True)
+        return found
 
-MATCHING = ("match", "factors", "weights", "allow_self", "cache", "match_options")
+
+MATCHING = ("match", "factors", "weights", "allow_self", "within", "cache", "match_options")
 SERIES = ("batches", "rank", "world_size")
 
 
@@ -295,8 +346,8 @@ def pair_loader(
         share: factors that z~ shares with z; all others are drawn again.
         change: how many factors z~ differs in.
         views: a random transform, e.g. `ident3d.simclr(64)`: both pictures are it, applied to one picture twice.
-        options: batches, rank, world_size of the series, and match, factors, weights, allow_self, cache, match_options
-            of the matching, as for `PairSampler`; all others go to DataLoader: num_workers, pin_memory, ...
+        options: batches, rank, world_size of the series, and match, factors, weights, allow_self, within, cache,
+            match_options of the matching, as for `PairSampler`; all others go to DataLoader: num_workers, ...
 
     Raises:
         SpecError: no pairs to serve, or more than one kind asked for; what `PairSampler` refuses.
@@ -315,7 +366,9 @@ def pair_loader(
     if not kinds:
         if not getattr(data, "has_pairs", False):
             raise SpecError("conditional: missing; these samples were not rendered with --pairs, so say what z~ is")
-        return PairLoader(_RenderedItems(data), RenderedPairs(len(data), **series), **options)
+        return PairLoader(
+            _RenderedItems(data), RenderedPairs(getattr(data, "pair_count", len(data)), **series), **options
+        )
     law = conditional if conditional is not None else _short_form(data, share, change)
     return PairLoader(_PairItems(data), PairSampler(data, law, **series, **matching), **options)
 

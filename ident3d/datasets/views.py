@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ident3d.datasets.batches import BatchStream, generator_of
+from ident3d.datasets.pictures import sample_of
 from ident3d.errors import SpecError
 
 __all__ = ["ViewItems", "ViewStream", "simclr"]
@@ -87,7 +88,7 @@ class ViewItems(Dataset[tuple[Any, Any, Any, Any]]):
 
     def __getitem__(self, place: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
         index, key = place
-        picture, latents = self.data[index]
+        picture, latents = sample_of(self.data, index)
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed, which would seed the generators of GPUs as well.
             torch.default_generator.manual_seed(key)

@@ -25,6 +25,7 @@ SHARED = ("scene_digest", "resolution", "quality", "settings", "device", "blende
 def plan_of(manifest: Manifest, split: str) -> RenderPlan:
     """The plan that a finished split was rendered by."""
     entry = manifest.splits[split]
+    assert manifest.scene is not None
     return RenderPlan(
         scene=manifest.scene.name,
         scene_digest=manifest.scene.digest,
@@ -129,6 +130,8 @@ class RenderFolder:
             DatasetError: a manifest or plan that cannot be read.
         """
         manifest = self.manifest()
+        if manifest is not None and manifest.scene is None:
+            raise DatasetError(f"{self.root}: holds a converted dataset; expected a folder of its own for a render")
         plans = {split: plan_of(manifest, split) for split in manifest.splits} if manifest else {}
         for path in sorted(self.hidden.glob("*/plan.json")):
             try:

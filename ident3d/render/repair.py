@@ -26,6 +26,7 @@ from ident3d.render.plan import RenderPlan, ShardJob
 from ident3d.render.process import WorkerProcess, blender_python
 from ident3d.render.worker import Setup
 from ident3d.scene import SceneSpec
+from ident3d.shards.location import Location, SplitFiles
 from ident3d.shards.manifest import Manifest, read_manifest, shard_name, write_manifest
 from ident3d.shards.reader import rebuild_index
 from ident3d.shards.salvage import find_samples
@@ -56,6 +57,10 @@ def repair_dataset(
         RenderError: Blender is absent or failed, or the disk is full.
     """
     manifest = read_manifest(root)
+    if manifest.scene is None:
+        raise DatasetError(
+            f"{root}: was converted, not rendered, so it cannot be repaired here; convert it again from its source"
+        )
     broken_scene = [p for p in problems if not p.split]
     if broken_scene:
         raise DatasetError(f"{root}: cannot be repaired, since its scene is damaged: {broken_scene[0]}")
@@ -85,6 +90,8 @@ class _SplitRepair:
     ) -> None:
         self.folder, self.manifest, self.split, self.problems = folder, manifest, split, problems
         self.python, self.lock, self.quiet = python, lock, quiet
+        assert manifest.scene is not None
+        self.scene = manifest.scene
         self.plan: RenderPlan = plan_of(manifest, split)
         self.members = manifest.splits[split].members
         self.target = folder.root / split
@@ -200,7 +207,7 @@ class _SplitRepair:
     def setup(self) -> Setup:
         return Setup(
             scene=self.scene_path.read_text(encoding="utf-8"),
-            mesh=str(self.scene_path.with_name(self.manifest.scene.mesh)),
+            mesh=str(self.scene_path.with_name(self.scene.mesh)),
             settings=self.manifest.render,
             resolution=self.plan.resolution,
             device=self.plan.device.lower(),
@@ -216,7 +223,10 @@ class _SplitRepair:
         if all(self.intact(k) for k in range(self.plan.shards)):
             for name in latent_files(self.plan):
                 os.replace(work / name, self.target / name)
-            write_atomic(self.target / "index.npy", npy_bytes(rebuild_index(self.target, entry)))
+            write_atomic(
+                self.target / "index.npy",
+                npy_bytes(rebuild_index(SplitFiles(Location(self.folder.root), self.split), entry)),
+            )
             return
         summaries: list[ShardSummary] = []
         for shard in range(self.plan.shards):

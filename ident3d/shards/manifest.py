@@ -13,16 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ident3d.errors import DatasetError, SpecError
-from ident3d.factors import Factor, Factors
+from ident3d.factors import Categorical, Factor, Factors
 from ident3d.files import write_json
 from ident3d.schema import from_plain, to_plain
-from ident3d.shards.summary import EXTENSIONS, PAIR_EXTENSIONS, ShardSummary
+from ident3d.shards.summary import EXTENSIONS, ShardSummary, is_layout
 
 __all__ = [
     "FORMAT",
     "Manifest",
     "SceneRecord",
     "ShardEntry",
+    "SourceRecord",
     "SplitEntry",
     "index_array",
     "pixel_statistics",
@@ -35,6 +36,12 @@ FORMAT = 1
 NAME = "dataset.json"
 
 
+def _check_name(where: str, name: str) -> None:
+    """Manifests come from strangers, and their names become paths."""
+    if not name or Path(name).name != name or name.startswith(".") or "\\" in name or "\0" in name:
+        raise SpecError(f"{where} = {name!r}: expected a plain file name")
+
+
 @dataclass(frozen=True)
 class ShardEntry:
     """One shard: its file name, how many samples it holds, its size and checksum."""
@@ -43,6 +50,9 @@ class ShardEntry:
     samples: int
     bytes: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        _check_name("name", self.name)
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,8 @@ class SplitEntry:
         samples: how many in all.
         shard_size: samples a shard; the last may hold fewer.
         seed: what latents (where drawn) and Cycles seeds were drawn from.
-        latents: `drawn`, or the sha256 of the array that the user gave (float32, C order).
+        latents: `drawn`, `published` for a converted dataset, or the sha256 of the array that the user gave (float32, C
+            order).
         pairs: the conditional that each sample's z~ was drawn from, or empty where samples hold no pair.
         members: the extensions of a sample's members, in order.
         latents_sha256: of the file latents.npy.
@@ -62,6 +73,10 @@ class SplitEntry:
         mean: per channel, of all pixels, in [0, 1].
         std: per channel, over all pixels (not the mean of each picture's).
         shards: in order.
+        categories_sha256: of the file categories.npy, or empty where there are no categorical factors.
+        extras: files besides, which a conversion keeps, by name in the split's folder: their sha256.
+        consecutive: whether the samples are frames in order of time, so that neighbours are positive pairs.
+        skipped: samples of the source that a conversion left out, since they were damaged; by their index there.
     """
 
     samples: int
@@ -76,11 +91,16 @@ class SplitEntry:
     pairs: str = ""
     members: tuple[str, ...] = EXTENSIONS
     pair_latents_sha256: str = ""
+    categories_sha256: str = ""
+    extras: dict[str, str] = field(default_factory=dict)
+    consecutive: bool = False
+    skipped: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        expected = PAIR_EXTENSIONS if self.pairs else EXTENSIONS
-        if self.members != expected:
-            raise SpecError(f"members = {list(self.members)}: expected {list(expected)}")
+        if not is_layout(self.members, pairs=bool(self.pairs)):
+            raise SpecError(f"members = {list(self.members)}: expected [png, latents.npy] or others of the format")
+        for name in self.extras:
+            _check_name("extras", name)
         if bool(self.pairs) != bool(self.pair_latents_sha256):
             raise SpecError(f"pair_latents_sha256 = {self.pair_latents_sha256!r}, but pairs = {self.pairs!r}")
 
@@ -99,10 +119,45 @@ class SceneRecord:
     digest: str
     mesh: str
 
+    def __post_init__(self) -> None:
+        _check_name("mesh", self.mesh)
+
+
+@dataclass(frozen=True)
+class SourceRecord:
+    """The published dataset that a dataset was converted from.
+
+    Attributes:
+        layout: its layout on disk, e.g. `3dident`.
+        title: in words.
+        license: its licence on the Hub's list, e.g. `cc-by-4.0`, or `unknown`.
+        citation: whom to cite.
+    """
+
+    layout: str
+    title: str
+    license: str
+    citation: str
+
 
 @dataclass(frozen=True)
 class Manifest:
-    """A dataset. `render` holds the render settings as they were resolved, `versions` those of ident3d and Blender."""
+    """A dataset, either rendered here (`scene`) or converted from a published one (`source`).
+
+    Attributes:
+        format: of this file.
+        name: the dataset's.
+        resolution: the pictures' side in pixels.
+        quality: the name of the render settings, or empty.
+        device: what rendered, or empty.
+        render: the render settings as they were resolved.
+        versions: those of ident3d and, where it rendered, Blender.
+        scene: what was rendered, or None.
+        factors: one a column of the latents.
+        splits: by name.
+        categories: the categorical factors, one a column of categories.npy.
+        source: what was converted, or None.
+    """
 
     format: int
     name: str
@@ -111,21 +166,34 @@ class Manifest:
     device: str
     render: dict[str, Any]
     versions: dict[str, str]
-    scene: SceneRecord
+    scene: SceneRecord | None
     factors: tuple[Factor, ...]
     splits: dict[str, SplitEntry] = field(default_factory=dict)
+    categories: tuple[Categorical, ...] = ()
+    source: SourceRecord | None = None
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
             raise SpecError(f"format = {self.format}: expected {FORMAT}")
-        for program in ("ident3d", "blender"):
+        for split in self.splits:
+            _check_name("splits", split)
+        if (self.scene is None) == (self.source is None):
+            raise SpecError("scene, source: expected one of the two")
+        for program in ("ident3d", "blender") if self.scene else ("ident3d",):
             if program not in self.versions:
                 raise SpecError(f"versions.{program}: missing; expected a text")
 
     @property
     def factor_table(self) -> Factors:
-        """The ten factors, as the scene drives them."""
+        """The factors, as the scene drives them, one a column of the latents."""
         return Factors(self.factors)
+
+    @property
+    def origin(self) -> str:
+        """Where the pictures come from, in a line."""
+        if self.source is not None:
+            return f"converted from {self.source.title}"
+        return f"rendered: quality {self.quality}, Blender {self.versions['blender']}, {self.device}"
 
 
 def shard_name(split: str, shard: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from ident3d.errors import DatasetError
 from ident3d.files import read_npy
+from ident3d.shards.location import SplitFiles
 from ident3d.shards.manifest import SplitEntry, index_array
 from ident3d.shards.summary import ShardSummary, map_file
 from ident3d.shards.tar import scan_samples
@@ -22,7 +22,7 @@ MAX_OPEN = 512
 """Shards kept open; past that a shard is opened and closed for each read, which costs some microseconds."""
 
 
-def rebuild_index(folder: Path, split: SplitEntry) -> NDArray[np.int64]:
+def rebuild_index(files: SplitFiles, split: SplitEntry) -> NDArray[np.int64]:
     """The index of a split, read off the shards' headers: (N, members, 2), byte offset and size.
 
     Raises:
@@ -30,7 +30,7 @@ def rebuild_index(folder: Path, split: SplitEntry) -> NDArray[np.int64]:
     """
     summaries = []
     for shard in split.shards:
-        path = folder / shard.name
+        path = files.path(shard.name, shard.sha256, shard.bytes)
         if not path.is_file():
             raise DatasetError(f"{path}: missing; run `ident3d verify --repair` on the dataset")
         with map_file(path) as data:
@@ -52,15 +52,15 @@ class SplitReader:
     that share a descriptor after a fork do not disturb each other.
 
     Args:
-        folder: the split's folder.
+        files: the split's.
         split: its entry in the manifest.
 
     Raises:
         DatasetError: an index that is damaged, or absent and not to be rebuilt from the shards.
     """
 
-    def __init__(self, folder: Path, split: SplitEntry) -> None:
-        self.folder = folder
+    def __init__(self, files: SplitFiles, split: SplitEntry) -> None:
+        self.files = files
         self.split = split
         self._open()
 
@@ -71,12 +71,12 @@ class SplitReader:
         self._files: dict[int, int] = {}
 
     def _load_index(self) -> NDArray[np.int64]:
-        path = self.folder / "index.npy"
+        path = self.files.path("index.npy", self.split.index_sha256)
         expected = (self.split.samples, len(self.split.members), 2)
         try:
             index = read_npy(path, mapped=True)
         except FileNotFoundError:
-            return rebuild_index(self.folder, self.split)
+            return rebuild_index(self.files, self.split)
         except (OSError, ValueError) as error:
             raise DatasetError(f"{path}: damaged ({error}); delete it, or run `ident3d verify --repair`") from None
         if index.shape != expected or index.dtype != np.int64:
@@ -84,7 +84,7 @@ class SplitReader:
         return index
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "split": self.split}
+        return {"files": self.files, "split": self.split}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -101,23 +101,28 @@ class SplitReader:
     def where(self, index: int) -> str:
         """The sample in words, for messages: file and key."""
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return f"{self.folder / self.split.shards[shard].name}, sample {index:09d}"
+        return f"{self.files.text(self.split.shards[shard].name)}, sample {index:09d}"
 
-    def picture(self, index: int, member: int = 0) -> bytes:
-        """The encoded picture of sample `index`, 0 to len - 1.
+    def picture(self, index: int, *, positive: bool = False) -> bytes:
+        """The encoded picture of sample `index`, or that of its positive; see `read`."""
+        return self.read(index, 2 if positive else 0)
+
+    def read(self, index: int, member: int) -> bytes:
+        """A member of sample `index`, 0 to len - 1.
 
         Args:
             index: in the split.
-            member: 0 for the sample's own picture, 2 for that of its positive.
+            member: its number among the split's `members`.
 
         Raises:
-            DatasetError: the index points outside the shard, or the shard is absent or ends before the picture does.
+            DatasetError: the index points outside the shard, or the shard is absent or ends before the member does.
         """
         offset, size = self._index[index, member].tolist()
         shard = index // self.split.shard_size
         if not 0 <= offset <= offset + size <= self.split.shards[shard].bytes:
+            name = self.split.shards[shard].name
             raise DatasetError(
-                f"{self.folder / 'index.npy'}: sample {index} is said to lie outside {self.split.shards[shard].name}; "
+                f"{self.files.text('index.npy')}: sample {index} is said to lie outside {name}; "
                 "delete the file, or run `ident3d verify --repair`"
             )
         fd = self._files.get(shard)
@@ -127,7 +132,8 @@ class SplitReader:
         return data
 
     def _first_read(self, shard: int, size: int, offset: int) -> bytes:
-        path = self.folder / self.split.shards[shard].name
+        entry = self.split.shards[shard]
+        path = self.files.path(entry.name, entry.sha256, entry.bytes)
         try:
             fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except OSError as error:

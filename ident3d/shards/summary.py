@@ -21,6 +21,7 @@ from ident3d.shards.tar import END, Sample, key_of, member_bytes, scan_samples
 __all__ = [
     "EXTENSIONS",
     "PAIR_EXTENSIONS",
+    "PICTURES",
     "BadSample",
     "ShardSummary",
     "check_sample",
@@ -28,13 +29,20 @@ __all__ = [
     "extensions_of",
     "file_sha256",
     "map_file",
+    "members_of",
     "sample_bytes",
     "summarise",
 ]
 
 EXTENSIONS = ("png", "latents.npy")
 PAIR_EXTENSIONS = (*EXTENSIONS, "pair.png", "pair.latents.npy")
-"""The members of a sample; those of one that holds a positive pair."""
+"""The members of a rendered sample; those of one that holds a positive pair."""
+
+PICTURES = ("png", "webp")
+"""The formats of stored pictures, by extension."""
+
+EXTRAS = ("json", "txt")
+"""What a sample may hold besides: its categorical factors by name, and a text about it."""
 
 IEND = bytes.fromhex("0000000049454e44ae426082")
 """The chunk that ends every PNG."""
@@ -92,20 +100,41 @@ def decode(data: bytes) -> NDArray[np.uint8]:
         return np.array(picture if picture.mode == "RGB" else picture.convert("RGB"))
 
 
+def members_of(*, pairs: bool = False, picture: str = "png", extras: Sequence[str] = ()) -> tuple[str, ...]:
+    """The extensions of a sample's members, in order: picture, latents, those of its positive, what it holds besides.
+
+    Args:
+        pairs: whether it holds a positive.
+        picture: one of `PICTURES`.
+        extras: of `EXTRAS`, in that order.
+    """
+    own = (picture, "latents.npy")
+    return (*own, *(f"pair.{extension}" for extension in own), *extras) if pairs else (*own, *extras)
+
+
+def is_layout(members: Sequence[str], *, pairs: bool) -> bool:
+    """Whether these are the members of samples that this format knows."""
+    extras = [extension for extension in EXTRAS if extension in members]
+    return any(tuple(members) == members_of(pairs=pairs, picture=p, extras=extras) for p in PICTURES)
+
+
 def extensions_of(latents: NDArray[np.float32]) -> tuple[str, ...]:
-    """The members of samples with such latents: (n, 10) for one picture each, (n, 2, 10) for a pair."""
+    """The members of rendered samples with such latents: (n, 10) for one picture each, (n, 2, 10) for a pair."""
     return EXTENSIONS if latents.ndim == 2 else PAIR_EXTENSIONS
 
 
-def sample_bytes(index: int, contents: Sequence[bytes]) -> bytes:
+def sample_bytes(index: int, contents: Sequence[bytes], members: Sequence[str] | None = None) -> bytes:
     """All bytes of sample `index` in its shard, with headers.
 
     Args:
         index: in the split.
-        contents: what its members hold: a picture and its latents, and for a pair the same of the positive.
+        contents: what its members hold: a picture and its latents, for a pair the same of the positive, then extras.
+        members: their extensions; by default those of a rendered sample.
     """
     key = key_of(index)
-    named = zip(EXTENSIONS if len(contents) == len(EXTENSIONS) else PAIR_EXTENSIONS, contents, strict=True)
+    if members is None:
+        members = EXTENSIONS if len(contents) == len(EXTENSIONS) else PAIR_EXTENSIONS
+    named = zip(members, contents, strict=True)
     return b"".join(member_bytes(f"{key}.{extension}", data) for extension, data in named)
 
 
@@ -118,7 +147,7 @@ def check_sample(
         data: the shard's bytes.
         sample: where the sample lies in them.
         index: the index in the split that it must bear.
-        latent: the latents that it must hold, shape (10,), or (2, 10) for a pair; None where they are not known.
+        latent: the latents that it must hold, shape (d,), or (2, d) for a pair; None where they are not known.
         resolution: its side in pixels.
 
     Raises:
@@ -127,19 +156,27 @@ def check_sample(
     """
     if sample.key != key_of(index):
         raise BadSample(f"misnumbered: holds {sample.key} where {key_of(index)} belongs")
-    contents = [bytes(data[m.offset : m.offset + m.size]) for m in sample.members.values()]
-    if latent is not None and contents[1::2] != [npy_bytes(row) for row in np.atleast_2d(latent)]:
+    contents = {e: bytes(data[m.offset : m.offset + m.size]) for e, m in sample.members.items()}
+    stored = [content for extension, content in contents.items() if extension.endswith("latents.npy")]
+    if latent is not None and stored != [npy_bytes(row) for row in np.atleast_2d(latent)]:
         raise BadSample("latents differ from the split's latents")
-    pixels = np.stack([_check_picture(encoded, resolution) for encoded in contents[::2]])
-    if bytes(data[sample.start : sample.end]) != sample_bytes(index, contents):
+    pictures = [content for extension, content in contents.items() if extension.endswith(PICTURES)]
+    pixels = np.stack([_check_picture(encoded, resolution) for encoded in pictures])
+    if bytes(data[sample.start : sample.end]) != sample_bytes(index, list(contents.values()), list(contents)):
         raise BadSample("tar headers or padding are altered")
     return pixels
 
 
+def _ends_whole(encoded: bytes) -> bool:
+    """Whether the last bytes are those of a whole picture. Pillow's verify() looks at neither."""
+    if encoded[:4] == b"RIFF":
+        return len(encoded) == int.from_bytes(encoded[4:8], "little") + 8
+    return encoded.endswith(IEND)
+
+
 def _check_picture(encoded: bytes, resolution: int) -> NDArray[np.uint8]:
-    if not encoded.endswith(IEND):
-        # Pillow's verify() goes no further than the name of this last chunk.
-        raise BadSample("picture does not decode: it does not end as a PNG does")
+    if not _ends_whole(encoded):
+        raise BadSample("picture does not decode: it does not end as a PNG or WebP does")
     try:
         with Image.open(io.BytesIO(encoded)) as probe:
             probe.verify()
@@ -151,14 +188,17 @@ def _check_picture(encoded: bytes, resolution: int) -> NDArray[np.uint8]:
     return pixels
 
 
-def summarise(path: Path, start: int, latents: NDArray[np.float32], resolution: int) -> ShardSummary:
+def summarise(
+    path: Path, start: int, latents: NDArray[np.float32], resolution: int, members: tuple[str, ...] | None = None
+) -> ShardSummary:
     """Read a finished shard whole and check every sample of it.
 
     Args:
         path: the shard.
         start: the index of its first sample in the split.
-        latents: the latents of its samples, shape (n, 10), or (n, 2, 10) for pairs.
+        latents: the latents of its samples, shape (n, d), or (n, 2, d) for pairs.
         resolution: the pictures' side in pixels.
+        members: the extensions of a sample's members; by default those of rendered samples.
 
     Raises:
         BadSample: samples missing or too many, no end marker, or a sample that `check_sample` refuses.
@@ -168,7 +208,7 @@ def summarise(path: Path, start: int, latents: NDArray[np.float32], resolution: 
     offsets = []
     with map_file(path) as data:
         end = 0
-        for i, sample in enumerate(scan_samples(data, extensions_of(latents))):
+        for i, sample in enumerate(scan_samples(data, members or extensions_of(latents))):
             if i >= len(latents):
                 raise BadSample(f"holds more than the {len(latents)} samples that belong in it")
             pixels = check_sample(data, sample, start + i, latents[i], resolution)

@@ -88,6 +88,8 @@ def _stored_latents(folder: Path, entry: SplitEntry) -> NDArray[np.float32] | No
 
 
 def _scene_problems(root: Path, manifest: Manifest) -> list[Problem]:
+    if manifest.scene is None:
+        return []
     spec, mesh = root / "scene" / "scene.toml", root / "scene" / manifest.scene.mesh
     missing = [Problem(f"scene/{p.name}", "missing") for p in (spec, mesh) if not p.is_file()]
     if missing:
@@ -106,6 +108,9 @@ def _split_problems(root: Path, manifest: Manifest, split: str, quick: bool, bar
     sums = {"latents.npy": entry.latents_sha256, "index.npy": entry.index_sha256}
     if entry.pairs:
         sums["pair.latents.npy"] = entry.pair_latents_sha256
+    if entry.categories_sha256:
+        sums["categories.npy"] = entry.categories_sha256
+    sums |= entry.extras
     for name, expected in sums.items():
         path = root / split / name
         if not path.is_file():

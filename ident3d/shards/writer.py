@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +21,15 @@ def part_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
-def valid_prefix(path: Path, start: int, latents: NDArray[np.float32], resolution: int) -> tuple[int, int]:
+def valid_prefix(
+    path: Path, start: int, latents: NDArray[np.float32], resolution: int, members: tuple[str, ...] | None = None
+) -> tuple[int, int]:
     """How much of a partly written shard can be kept: (samples, bytes). (0, 0) where the file is absent."""
     count = end = 0
     if not path.exists():
         return count, end
     with map_file(path) as data:
-        for i, sample in enumerate(scan_samples(data, extensions_of(latents))):
+        for i, sample in enumerate(scan_samples(data, members or extensions_of(latents))):
             if i >= len(latents):
                 break
             try:
@@ -46,28 +49,37 @@ class ShardWriter:
     Args:
         path: the final name, `.../train-000000.tar`.
         start: the index of its first sample in the split.
-        latents: the latents of its samples, shape (n, 10), or (n, 2, 10) for pairs.
+        latents: the latents of its samples, shape (n, d), or (n, 2, d) for pairs.
         resolution: the pictures' side in pixels.
+        members: the extensions of a sample's members; by default those of rendered samples.
 
     Attributes:
         done: how many samples are in place.
     """
 
-    def __init__(self, path: Path, start: int, latents: NDArray[np.float32], resolution: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        start: int,
+        latents: NDArray[np.float32],
+        resolution: int,
+        members: tuple[str, ...] | None = None,
+    ) -> None:
         self.path = path
         self.start = start
         self.latents = latents
+        self.members = members or extensions_of(latents)
         self.part = part_path(path)
-        self.done, end = valid_prefix(self.part, start, latents, resolution)
+        self.done, end = valid_prefix(self.part, start, latents, resolution, self.members)
         self._fd = os.open(self.part, os.O_WRONLY | os.O_CREAT, 0o644)
         os.ftruncate(self._fd, end)
         os.lseek(self._fd, end, os.SEEK_SET)
 
-    def append(self, *pictures: bytes) -> None:
-        """Append the next sample's encoded picture, or for a pair its two, with their latents."""
+    def append(self, *pictures: bytes, extras: Sequence[bytes] = ()) -> None:
+        """Append the next sample's encoded picture, or for a pair its two, with their latents, and then its extras."""
         rows = np.atleast_2d(self.latents[self.done])
         contents = [part for picture, row in zip(pictures, rows, strict=True) for part in (picture, npy_bytes(row))]
-        self._write(sample_bytes(self.start + self.done, contents))
+        self._write(sample_bytes(self.start + self.done, [*contents, *extras], self.members))
         self.done += 1
 
     def finish(self) -> None:

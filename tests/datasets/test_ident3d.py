@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, Subset
 
-import ident3d.datasets.split
+import ident3d.datasets.pictures
 from ident3d import Ident3D
 from ident3d.errors import DatasetError, SpecError
 from ident3d.factors import FACTORS
@@ -69,7 +69,7 @@ def test_latents_and_len_decode_nothing_and_open_no_shard(
     def never(*_: object) -> None:
         raise AssertionError("decoded")
 
-    monkeypatch.setattr(ident3d.datasets.split, "decode", never)
+    monkeypatch.setattr(ident3d.datasets.pictures, "decode", never)
     monkeypatch.setattr("ident3d.shards.reader.SplitReader.picture", never)
     before = open_shards()
     data = Ident3D(fabricated)

@@ -242,7 +242,7 @@ def test_a_split_without_pairs_says_so(fabricated_pairs: Path) -> None:
     data = Ident3D(fabricated_pairs, "test")
     assert data.has_pairs is False
     assert data.pair_latents is None
-    message = f"{fabricated_pairs / 'test'}: holds no pairs; they come from `ident3d render --pairs CONDITIONAL`"
+    message = f"{fabricated_pairs}, split 'test': holds no pairs; they come from `ident3d render --pairs CONDITIONAL`"
     with pytest.raises(DatasetError, match=re.escape(message)):
         data.pair(0)
     with pytest.raises(SpecError, match="conditional: missing; these samples were not rendered with --pairs"):

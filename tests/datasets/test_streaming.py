@@ -138,16 +138,16 @@ def test_global_generators_are_left_alone(fabricated: Path) -> None:
 
 def test_shards_are_permuted_by_seed_and_epoch(fabricated: Path) -> None:
     stream = Ident3D(fabricated).stream(seed=4)
-    names = {str(fabricated / "train" / f"train-{k:06d}.tar") for k in range(5)}
+    names = {f"train-{k:06d}.tar" for k in range(5)}
     orders = []
     for epoch in range(6):
         stream.set_epoch(epoch)
-        orders.append(tuple(stream.shard_paths()))
+        orders.append(tuple(stream.shard_names()))
         assert set(orders[-1]) == names
-        assert tuple(stream.shard_paths()) == orders[-1]
+        assert tuple(stream.shard_names()) == orders[-1]
     assert len(set(orders)) > 3
     plain = Ident3D(fabricated).stream(shuffle=False)
-    assert plain.shard_paths() == sorted(names)
+    assert plain.shard_names() == sorted(names)
 
 
 def test_without_a_window_samples_keep_their_order_within_a_shard(fabricated: Path) -> None:

@@ -137,6 +137,7 @@ def paths_of(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 # A split may be absent, and so may what has a default; render settings are kept as they were.
 OPTIONAL = {"splits", "members", "pairs", "pair_latents_sha256", "periodic", "frozen", "train", "test"}
+OPTIONAL |= {"categories", "categories_sha256", "extras", "consecutive", "skipped", "source"}
 
 
 def test_any_missing_key_is_refused_by_name(damaged: Path) -> None:

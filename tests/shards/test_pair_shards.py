@@ -22,6 +22,7 @@ from PIL import Image
 from ident3d.errors import DatasetError
 from ident3d.render.draws import draw_latents
 from ident3d.render.worker import encode_png
+from ident3d.shards.location import Location, SplitFiles
 from ident3d.shards.manifest import NAME, SplitEntry, read_manifest, write_manifest
 from ident3d.shards.reader import SplitReader, rebuild_index
 from ident3d.shards.salvage import find_samples, good_pictures
@@ -257,7 +258,7 @@ def test_pixel_statistics_are_numpys_over_every_picture(fabricated_pairs: Path, 
 
 
 def test_the_index_has_four_members_and_can_be_rebuilt(fabricated_pairs: Path) -> None:
-    folder = fabricated_pairs / "train"
+    folder, files = fabricated_pairs / "train", SplitFiles(Location(fabricated_pairs), "train")
     entry = read_manifest(fabricated_pairs).splits["train"]
     index = np.load(folder / "index.npy")
     assert (index.dtype, index.shape) == (np.int64, (24, 4, 2))
@@ -265,12 +266,12 @@ def test_the_index_has_four_members_and_can_be_rebuilt(fabricated_pairs: Path) -
         with tarfile.open(folder / f"train-{shard:06d}.tar") as tar:
             expected = [(m.offset_data, m.size) for m in tar]
         np.testing.assert_array_equal(index[5 * shard : 5 * shard + 5].reshape(-1, 2), expected)
-    np.testing.assert_array_equal(rebuild_index(folder, entry), index)
+    np.testing.assert_array_equal(rebuild_index(files, entry), index)
     assert np.load(fabricated_pairs / "test" / "index.npy").shape == (6, 2, 2)
-    reader, pictures = SplitReader(folder, entry), decoded(fabricated_pairs, "train")
+    reader, pictures = SplitReader(files, entry), decoded(fabricated_pairs, "train")
     for i in range(24):
         for k in (0, 1):
-            got = np.array(Image.open(io.BytesIO(reader.picture(i, member=2 * k))))
+            got = np.array(Image.open(io.BytesIO(reader.picture(i, positive=bool(k)))))
             np.testing.assert_array_equal(got, pictures[2 * i + k])
 
 

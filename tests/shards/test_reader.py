@@ -17,12 +17,13 @@ import pytest
 
 import ident3d.shards.reader
 from ident3d.errors import DatasetError
+from ident3d.shards.location import Location, SplitFiles
 from ident3d.shards.manifest import read_manifest
 from ident3d.shards.reader import SplitReader, rebuild_index
 
 
 def reader_of(root: Path, split: str = "train") -> SplitReader:
-    return SplitReader(root / split, read_manifest(root).splits[split])
+    return SplitReader(SplitFiles(Location(root), split), read_manifest(root).splits[split])
 
 
 def stored_pictures(root: Path, split: str = "train") -> list[bytes]:
@@ -50,7 +51,7 @@ def test_a_sample_is_named_by_file_and_key(fabricated: Path) -> None:
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_rebuilt_index_is_the_written_one(fabricated: Path, split: str) -> None:
-    index = rebuild_index(fabricated / split, read_manifest(fabricated).splits[split])
+    index = rebuild_index(SplitFiles(Location(fabricated), split), read_manifest(fabricated).splits[split])
     written = np.load(fabricated / split / "index.npy")
     np.testing.assert_array_equal(index, written)
     assert index.dtype == written.dtype

@@ -1,0 +1,346 @@
+"""Pictures with known factors, by index: what rendered, converted and published datasets have in common."""
+
+from __future__ import annotations
+
+import operator
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ident3d.codecs import decode
+from ident3d.datasets.serving import Array, Serving, Statistics, to_tensor
+from ident3d.errors import DatasetError, SpecError
+from ident3d.factors import Categorical, Factors, FactorTable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ident3d.datasets.batches import PairLoader
+    from ident3d.datasets.decoded import DecodedStore
+    from ident3d.datasets.device import DeviceSplit
+    from ident3d.datasets.loader import PictureLoader
+    from ident3d.distributions import Distribution
+
+__all__ = ["CACHES", "PictureDataset", "sample_of"]
+
+CACHES = ("none", "ram", "disk")
+
+
+class PictureDataset(Serving, Dataset[tuple[Any, ...]]):
+    """A split of N pictures with their latents; item i is (picture, latents), or (picture, text, latents).
+
+    A subclass sets the attributes below and gives `read` (or `pixels`) and `where`; then it calls `open_cache`. All
+    else is here: batches, pairs, the decoded cache, statistics, the split on a GPU, figures.
+
+    Attributes:
+        name: of the dataset, in words.
+        root: its folder or URL.
+        split: which part of it.
+        resolution: side of the pictures in pixels.
+        latents: float32 (N, factors), in the unit cube. Reading them decodes nothing.
+        categories: int64 (N, categorical factors): numbers of labels.
+        columns: the factors of the latents' columns.
+        categorical: the categorical factors.
+        pair_latents: those of the positives that samples hold, float32 (N, factors), or None.
+        derived: the folder that may keep what is computed from the dataset.
+    """
+
+    name: str
+    root: Any
+    split: str
+    resolution: int
+    latents: Float[Array, "samples factors"]
+    categories: Int64[Array, "samples categorical"]
+    columns: Factors
+    categorical: tuple[Categorical, ...] = ()
+    pair_latents: Float[Array, "samples factors"] | None = None
+    derived: Path
+    _store: DecodedStore | None = None
+
+    @abstractmethod
+    def where(self, index: int) -> str:
+        """The sample in words, for messages: its file and number."""
+
+    def read(self, index: int, *, positive: bool = False) -> bytes:
+        """The encoded picture of sample `index`, 0 to N - 1, or of the positive that it holds.
+
+        Raises:
+            DatasetError: it is absent or cannot be read.
+        """
+        raise NotImplementedError
+
+    def fingerprint(self) -> str:
+        """A text that changes when the split's pictures do: what caches of it are named by."""
+        raise NotImplementedError
+
+    def text(self, index: int) -> str:
+        """The text about sample `index`, where `has_text`."""
+        raise NotImplementedError
+
+    @property
+    def has_text(self) -> bool:
+        """Whether each sample has a text."""
+        return False
+
+    @property
+    def origin(self) -> str:
+        """Where the pictures come from, in a line."""
+        return ""
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a damaged sample."""
+        return "fetch it again, or leave such samples out with on_error='skip'"
+
+    @property
+    def factors(self) -> FactorTable:
+        """The factors with all samples' values: by position a `Factor`, by name a column, categorical ones included."""
+        return FactorTable(self.columns, self.latents, self.categorical, self.categories)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether samples come with a positive of their own."""
+        return self.pair_latents is not None
+
+    @property
+    def pair_count(self) -> int:
+        """How many samples come with a positive of their own."""
+        return len(self) if self.has_pairs else 0
+
+    def __len__(self) -> int:
+        return len(self.latents)
+
+    def pixels(
+        self, index: int, out: UInt8[Array, "height width 3"] | None = None, *, positive: bool = False
+    ) -> UInt8[Array, "height width 3"]:
+        """The decoded picture of sample `index`, 0 to N - 1.
+
+        Args:
+            index: of the sample.
+            out: where to put it.
+            positive: the positive's that the sample holds, in place of its own.
+
+        Raises:
+            DatasetError: it is absent, does not decode, or has another size; the text names file and sample.
+        """
+        encoded = self.read(index, positive=positive)
+        try:
+            found = decode(encoded, out)
+        except (OSError, SyntaxError, ValueError) as error:
+            what = f"{self.where(index)}{', positive' if positive else ''}"
+            raise DatasetError(f"{what}: the picture does not decode ({error}); {self.remedy}") from None
+        side = self.resolution
+        if found.shape != (side, side, 3):
+            raise DatasetError(
+                f"{self.where(index)}: the picture is {found.shape[1]} x {found.shape[0]} px, expected {side} x {side}"
+            )
+        return found
+
+    def place(self, index: SupportsIndex) -> int:
+        """An index as a number from 0 to N - 1; negative ones count from the end.
+
+        Raises:
+            IndexError: no such sample.
+        """
+        place = operator.index(index)
+        if place < 0:
+            place += len(self)
+        if not 0 <= place < len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} samples")
+        return place
+
+    def open_cache(self, cache: str) -> None:
+        """Open the decoded pictures, decoding them first where no earlier call has: see `DecodedStore`.
+
+        Raises:
+            SpecError: no such kind of cache.
+            DatasetError: no room for it, or (with `on_error="raise"`) a damaged picture.
+        """
+        if cache not in CACHES:
+            raise SpecError(f"cache = {cache!r}: expected {', '.join(CACHES)}")
+        self.cache = cache
+        if cache != "none":
+            from ident3d.datasets.decoded import open_store
+
+            self._store = open_store(self, cache)
+
+    def pictures(
+        self, places: Sequence[int], *, positive: bool = False
+    ) -> tuple[UInt8[Tensor, "n 3 height width"], list[int]]:
+        """Decoded pictures of samples, and their positions in `places`: all, but for those that were skipped.
+
+        Args:
+            places: 0 to N - 1 each.
+            positive: the positives' that the samples hold, in place of their own.
+
+        Raises:
+            DatasetError: as for `pixels`, with `on_error="raise"`.
+        """
+        if self._store is not None:
+            return self._store.pictures(self, places, positive=positive)
+        side = self.resolution
+        kept: list[int] = []
+        block = np.empty((len(places), side, side, 3), np.uint8)
+        for k, place in enumerate(places):
+            try:
+                self.pixels(place, block[len(kept)], positive=positive)
+            except DatasetError as error:
+                self.skip(error)
+                continue
+            kept.append(k)
+        return torch.from_numpy(block[: len(kept)]).permute(0, 3, 1, 2), kept
+
+    def picture(self, place: int, *, positive: bool = False) -> UInt8[Tensor, "3 height width"]:
+        """One decoded picture.
+
+        Raises:
+            DatasetError: as for `pixels`, even with `on_error="skip"`: there is no batch to leave it out of.
+        """
+        if self._store is not None:
+            return self._store.picture(self, place, positive=positive)
+        return to_tensor(self.pixels(place, positive=positive))
+
+    def sample(self, index: SupportsIndex) -> tuple[Any, Any]:
+        """Sample `index` as (picture, latents), transformed; for an item without its text.
+
+        Raises:
+            IndexError: no such sample.
+            DatasetError: its picture is absent or damaged.
+        """
+        place = self.place(index)
+        return self.finish_picture(self.picture(place)), self.finish_latents(self.latents[place].copy())
+
+    def numbered_samples(self, places: Sequence[int], *, positive: bool = False) -> dict[int, tuple[Any, Any]]:
+        """Several samples as by `sample`, by their position in `places`; those that were skipped are absent.
+
+        Args:
+            places: 0 to N - 1 each.
+            positive: the positives that the samples hold, in place of themselves.
+        """
+        pictures, kept = self.pictures(places, positive=positive)
+        stored = self.pair_latents if positive else self.latents
+        assert stored is not None
+        rows = stored[[places[k] for k in kept]]  # a copy
+        targets = [self.finish_latents(row) for row in rows]
+        if self.transform is None and self.normalize is not False:
+            pictures = self.normalized(pictures)
+        served = list(pictures.unbind())
+        if self.transform is not None:
+            served = [self.finish_picture(picture) for picture in served]
+        return dict(zip(kept, zip(served, targets, strict=True), strict=True))
+
+    def item(self, place: int, picture: Any, target: Any) -> tuple[Any, ...]:
+        """What `data[place]` is, of its finished parts."""
+        return (picture, self.text(place), target) if self.has_text else (picture, target)
+
+    def __getitem__(self, index: SupportsIndex) -> tuple[Any, ...]:
+        """Sample `index`; negative indices count from the end.
+
+        Raises:
+            IndexError: no such sample.
+            DatasetError: its picture is absent or damaged; the text names the file.
+        """
+        return self.item(self.place(index), *self.sample(index))
+
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[tuple[Any, ...]]:
+        """Several samples at once, as DataLoader asks for a batch: cut from one block of memory.
+
+        Raises:
+            DatasetError: a damaged picture; with `on_error="skip"` only where no sample of the batch is left.
+        """
+        places = [self.place(i) for i in indices]
+        samples = self.numbered_samples(places)
+        if places and not samples:
+            raise DatasetError(f"{self.root}: every sample of a batch is damaged, the first {self.where(places[0])}")
+        return [self.item(places[k], *sample) for k, sample in samples.items()]
+
+    def pair(self, index: SupportsIndex) -> tuple[Any, Any, Any, Any]:
+        """The positive pair (x, x~, z, z~) that sample `index` holds.
+
+        Raises:
+            IndexError: no such sample.
+            DatasetError: the samples hold no pairs, or what `sample` raises.
+        """
+        if self.pair_latents is None:
+            raise DatasetError(
+                f"{self.root}, split {self.split!r}: holds no pairs; they come from `ident3d render --pairs CONDITIONAL`"
+            )
+        place = self.place(index)
+        x, z = self.sample(place)
+        positive = self.finish_picture(self.picture(place, positive=True))
+        return x, positive, z, self.finish_latents(self.pair_latents[place].copy())
+
+    @property
+    def mean(self) -> tuple[float, float, float]:
+        """Mean of all pixels of the split per channel, in [0, 1]; decodes them all where no file holds it yet."""
+        return self.statistics()[0]
+
+    @property
+    def std(self) -> tuple[float, float, float]:
+        """Standard deviation over all pixels of the split per channel, in [0, 1]."""
+        return self.statistics()[1]
+
+    def statistics(self) -> Statistics:
+        """Mean and std per channel over all pixels of the split (not the mean of each picture's std), in [0, 1]."""
+        from ident3d.datasets.decoded import computed_statistics
+
+        return computed_statistics(self)
+
+    def reference_statistics(self) -> Statistics:
+        """The mean and std that `normalize=True` stands for."""
+        return self.statistics()
+
+    def loader(self, batch_size: int, *, seed: int = 0, shuffle: bool = True, **options: Any) -> PictureLoader:
+        """Batches (pictures, latents) of the whole split, each sample once an epoch: see `PictureLoader`."""
+        from ident3d.datasets.loader import PictureLoader
+
+        return PictureLoader(self, batch_size, seed=seed, shuffle=shuffle, **options)
+
+    def to_device(self, device: str | torch.device, *, quiet: bool = False) -> DeviceSplit:
+        """All pictures and latents on a device, decoded, where batches and pairs are gathered: see `DeviceSplit`."""
+        from ident3d.datasets.device import DeviceSplit
+
+        return DeviceSplit(self, device, quiet=quiet)
+
+    def pairs(
+        self, conditional: str | Distribution | None = None, *, batch_size: int, seed: int = 0, **options: Any
+    ) -> PairLoader:
+        """A DataLoader of positive pairs (x, x~, z, z~), the same for the same seed: see `pair_loader`.
+
+        Args:
+            conditional: p(z~ | z), e.g. `normal(scale=0.05)`: z~ is matched to the nearest stored sample. None for the
+                pairs that the samples hold, or with `share`, `change` or `views`.
+            batch_size: pairs a batch.
+            seed: what the batches are drawn from.
+            options: `share=["object_hue"]`, `change=1` or `views=ident3d.simclr(64)`; `match="hnsw"`, `within=()` and
+                other options of `PairSampler`; num_workers and other options of DataLoader.
+
+        Raises:
+            SpecError: no pairs to serve, or what `PairSampler` refuses.
+        """
+        from ident3d.datasets.pairs import pair_loader
+
+        return pair_loader(self, conditional, batch_size=batch_size, seed=seed, **options)
+
+    def plot(self, index: SupportsIndex = 0) -> Figure:
+        """Sample `index` as a figure: the picture, its factors, its text.
+
+        Raises:
+            IndexError: no such sample.
+        """
+        from ident3d.figures import sample_figure
+
+        return sample_figure(self, self.place(index))
+
+
+def sample_of(data: Any, index: int) -> tuple[Any, Any]:
+    """(picture, latents) of any dataset's sample: what items of ours may hold besides is left aside."""
+    found: tuple[Any, Any] = data.sample(index) if isinstance(data, PictureDataset) else data[index]
+    return found
