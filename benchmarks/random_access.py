@@ -14,7 +14,7 @@ import numpy as np
 
 from ident3d import Ident3D
 from ident3d.datasets.serving import to_tensor
-from ident3d.shards.summary import decode
+from ident3d.codecs import decode
 
 
 def main() -> None:

@@ -110,16 +110,17 @@ def sample_figure(data: PictureDataset, index: int) -> Figure:
     left.set_axis_off()
     places = np.arange(len(table))
     right.barh(places, latents, color=_colours(table))
-    units = [f.unit.replace("Blender units", "u") for f in table]
-    values = [f.value(float(u)) for f, u in zip(table, latents, strict=True)]
-    names = [f"{f.name}  {value:.3g} {unit}" for f, value, unit in zip(table, values, units, strict=True)]
+    shown = {"unit interval": "", "Blender units": ""}  # the axis says it; a length needs no name beside the others
+    values = [f"{f.value(float(u)):.3g} {shown.get(f.unit, f.unit)}" for f, u in zip(table, latents, strict=True)]
+    names = [f"{f.name}  {value}" for f, value in zip(table, values, strict=True)]
     right.set_yticks(places, names, fontsize=8)
     right.invert_yaxis()
     right.set_xlim(0, 1)
     right.set_xlabel("latent, in the unit interval", fontsize=8)
     right.tick_params(axis="x", labelsize=8)
     lines = [f"{data.name}, split {data.split}, sample {index}"]
-    lines += [f"{kind.name}: {table.labels(kind.name)[index]}" for kind in table.categorical]
+    kinds = [f"{kind.name}: {kind.labels[table[kind.name][index]]}" for kind in table.categorical]
+    lines += [", ".join(kinds)] if kinds else []
     lines += textwrap.wrap(f"“{data.text(index)}”", 90) if data.has_text else []
     figure.suptitle("\n".join(lines), fontsize=9)
     return figure

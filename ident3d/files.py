@@ -60,8 +60,10 @@ def read_npy(source: Path | bytes, *, mapped: bool = False) -> NDArray[Any]:
     with open(source, "rb") if isinstance(source, Path) else io.BytesIO(source) as file:
         try:
             if mapped:
-                np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
-                header = np.lib.format.read_array_header_1_0(file)  # type: ignore[no-untyped-call]
+                version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
+                old = version == (1, 0)
+                read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+                header = read(file)  # type: ignore[no-untyped-call]
                 shape, fortran, dtype = header
                 if dtype.hasobject or fortran:
                     raise ValueError("not an array of numbers in C order")

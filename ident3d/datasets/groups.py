@@ -39,6 +39,10 @@ class Groups:
         """The samples of a group, in order."""
         return np.flatnonzero(self.ids == group)
 
+    def label(self, group: int) -> str:
+        """What a group is, in a word that no other partition of the same samples uses: for files."""
+        return "-".join(f"{name}={value}" for name, value in zip(self.names, self.values[group], strict=True))
+
     def check(self) -> None:
         """Refuse a group in which a sample has no other to be paired with.
 
@@ -59,7 +63,7 @@ def groups_of(data: Any, within: Sequence[str] | None) -> Groups | None:
 
     Args:
         data: a dataset, or an array, which has no categorical factors.
-        within: names of categorical factors; None for all that vary, empty for none.
+        within: names of categorical factors; None for all, empty for none.
 
     Raises:
         SpecError: a bare text, or a name that is no categorical factor of the dataset.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int64
@@ -81,6 +81,7 @@ class Ident3D(ShardedSplit, PictureDataset):
         PictureDataset.__init__(self, transform, target_transform, normalize, on_error)
         ShardedSplit.__init__(self, root, split, factors)
         self._reader = SplitReader(self.files, self.entry)
+        self.consecutive = self.entry.consecutive
         self._load_arrays()
         self.open_cache(cache)
 
@@ -138,22 +139,6 @@ class Ident3D(ShardedSplit, PictureDataset):
     def text(self, index: int) -> str:
         """The text about sample `index`, where `has_text`."""
         return self._reader.read(index, self.entry.members.index("txt")).decode()
-
-    @property
-    def pair_count(self) -> int:
-        """How many samples come with a positive of their own: all, or of frames all but the last; 0 without pairs."""
-        return len(self) - 1 if self.entry.consecutive else super().pair_count
-
-    def pair(self, index: SupportsIndex) -> tuple[Any, Any, Any, Any]:
-        """The positive pair (x, x~, z, z~) that sample `index` was rendered with, or of frame `index` with the next.
-
-        Raises:
-            IndexError: no such sample, or the last of consecutive frames.
-            DatasetError: the split holds no pairs, or what `sample` raises.
-        """
-        if self.entry.consecutive and self.place(index) == len(self) - 1:
-            raise IndexError(f"index {index}: the last of {len(self)} frames has no next one")
-        return super().pair(index)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

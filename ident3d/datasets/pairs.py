@@ -218,9 +218,10 @@ class PairSampler(BatchStream):
         queries = self.metric.coordinates(wanted)
         if self.groups is None:
             return self.nearest()(queries, None if self.allow_self else anchors)
+        groups = self.groups
         if self._grouped is None:
             self._grouped = GroupedNearest(
-                self.groups, lambda group, rows: self._index(f"{self._label}-{group}", self.latents[rows])
+                self.groups, lambda group, rows: self._index(f"{self._label}-{groups.label(group)}", self.latents[rows])
             )
         return self._grouped(queries, anchors, allow_self=self.allow_self)
 
@@ -365,7 +366,7 @@ def pair_loader(
         return PairLoader(ViewItems(data, views), ViewStream(len(data), **series), **options)
     if not kinds:
         if not getattr(data, "has_pairs", False):
-            raise SpecError("conditional: missing; these samples were not rendered with --pairs, so say what z~ is")
+            raise SpecError("conditional: missing; these samples hold no positives of their own, so say what z~ is")
         return PairLoader(
             _RenderedItems(data), RenderedPairs(getattr(data, "pair_count", len(data)), **series), **options
         )

@@ -49,6 +49,8 @@ class PictureDataset(Serving, Dataset[tuple[Any, ...]]):
         columns: the factors of the latents' columns.
         categorical: the categorical factors.
         pair_latents: those of the positives that samples hold, float32 (N, factors), or None.
+        consecutive: whether samples are frames in order of time, so that the positive of sample i is sample i + 1.
+        store: the decoded pictures, where they are cached.
         derived: the folder that may keep what is computed from the dataset.
     """
 
@@ -62,7 +64,8 @@ class PictureDataset(Serving, Dataset[tuple[Any, ...]]):
     categorical: tuple[Categorical, ...] = ()
     pair_latents: Float[Array, "samples factors"] | None = None
     derived: Path
-    _store: DecodedStore | None = None
+    store: DecodedStore | None = None
+    consecutive = False
 
     @abstractmethod
     def where(self, index: int) -> str:
@@ -111,8 +114,10 @@ class PictureDataset(Serving, Dataset[tuple[Any, ...]]):
 
     @property
     def pair_count(self) -> int:
-        """How many samples come with a positive of their own."""
-        return len(self) if self.has_pairs else 0
+        """How many samples come with a positive of their own, from the first on."""
+        if not self.has_pairs:
+            return 0
+        return len(self) - 1 if self.consecutive else len(self)
 
     def __len__(self) -> int:
         return len(self.latents)
@@ -169,33 +174,56 @@ class PictureDataset(Serving, Dataset[tuple[Any, ...]]):
         if cache != "none":
             from ident3d.datasets.decoded import open_store
 
-            self._store = open_store(self, cache)
+            self.store = open_store(self, cache)
+        if self.normalize is not False:
+            _ = self.affine  # statistics are computed here once, not in every worker
 
-    def pictures(
-        self, places: Sequence[int], *, positive: bool = False
-    ) -> tuple[UInt8[Tensor, "n 3 height width"], list[int]]:
-        """Decoded pictures of samples, and their positions in `places`: all, but for those that were skipped.
+    @property
+    def picture_count(self) -> int:
+        """How many pictures there are: the samples', and then the positives' that they hold besides."""
+        return 2 * len(self) if self.has_pairs and not self.consecutive else len(self)
+
+    def picture_numbers(self, places: Int64[Array, " n"], *, positive: bool = False) -> Int64[Array, " n"]:
+        """The numbers of samples' pictures, or of their positives', among all pictures: 0 to `picture_count` - 1."""
+        return places + (1 if self.consecutive else len(self)) if positive else places
+
+    def fill(
+        self, out: UInt8[Array, "n 3 height width"], places: Sequence[int], *, positive: bool = False
+    ) -> list[int]:
+        """Put decoded pictures of samples into `out`, one after the other. Any thread may.
 
         Args:
+            out: C-contiguous, a picture for each of `places`.
             places: 0 to N - 1 each.
             positive: the positives' that the samples hold, in place of their own.
+
+        Returns:
+            Their positions in `places`: all, but for those that were skipped. `out` holds as many.
 
         Raises:
             DatasetError: as for `pixels`, with `on_error="raise"`.
         """
-        if self._store is not None:
-            return self._store.pictures(self, places, positive=positive)
-        side = self.resolution
+        if self.store is not None:
+            return self.store.fill(self, out, places, positive=positive)
         kept: list[int] = []
-        block = np.empty((len(places), side, side, 3), np.uint8)
         for k, place in enumerate(places):
             try:
-                self.pixels(place, block[len(kept)], positive=positive)
+                pixels = self.pixels(place, positive=positive)
             except DatasetError as error:
                 self.skip(error)
                 continue
+            out[len(kept)] = pixels.transpose(2, 0, 1)
             kept.append(k)
-        return torch.from_numpy(block[: len(kept)]).permute(0, 3, 1, 2), kept
+        return kept
+
+    def pictures(
+        self, places: Sequence[int], *, positive: bool = False
+    ) -> tuple[UInt8[Tensor, "n 3 height width"], list[int]]:
+        """Decoded pictures of samples, contiguous, and their positions in `places`; see `fill`."""
+        side = self.resolution
+        block = np.empty((len(places), 3, side, side), np.uint8)
+        kept = self.fill(block, places, positive=positive)
+        return torch.from_numpy(block[: len(kept)]), kept
 
     def picture(self, place: int, *, positive: bool = False) -> UInt8[Tensor, "3 height width"]:
         """One decoded picture.
@@ -203,8 +231,8 @@ class PictureDataset(Serving, Dataset[tuple[Any, ...]]):
         Raises:
             DatasetError: as for `pixels`, even with `on_error="skip"`: there is no batch to leave it out of.
         """
-        if self._store is not None:
-            return self._store.picture(self, place, positive=positive)
+        if self.store is not None:
+            return self.store.picture(self, place, positive=positive)
         return to_tensor(self.pixels(place, positive=positive))
 
     def sample(self, index: SupportsIndex) -> tuple[Any, Any]:
@@ -265,14 +293,16 @@ class PictureDataset(Serving, Dataset[tuple[Any, ...]]):
         """The positive pair (x, x~, z, z~) that sample `index` holds.
 
         Raises:
-            IndexError: no such sample.
+            IndexError: no such sample, or the last of consecutive frames.
             DatasetError: the samples hold no pairs, or what `sample` raises.
         """
         if self.pair_latents is None:
             raise DatasetError(
-                f"{self.root}, split {self.split!r}: holds no pairs; they come from `ident3d render --pairs CONDITIONAL`"
+                f"{self.root}, split {self.split!r}: holds no pairs; `ident3d render --pairs` makes some"
             )
         place = self.place(index)
+        if self.consecutive and place == len(self) - 1:
+            raise IndexError(f"index {index}: the last of {len(self)} frames has no next one")
         x, z = self.sample(place)
         positive = self.finish_picture(self.picture(place, positive=True))
         return x, positive, z, self.finish_latents(self.pair_latents[place].copy())

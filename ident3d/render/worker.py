@@ -144,6 +144,7 @@ class _Session:
     def shard(self, fields: dict[str, Any]) -> None:
         import numpy as np
 
+        from ident3d.codecs import encode_png
         from ident3d.files import write_json
         from ident3d.render.draws import cycles_seeds
         from ident3d.render.latents import stored_rows
@@ -191,17 +192,6 @@ class _Session:
         pictures[fields["index"]] = self.renderer.render(params, fields["seed"])
         pictures.flush()
         self.send("picture", index=fields["index"], kept=False)
-
-
-def encode_png(pixels: Any) -> bytes:
-    """PNG without any metadata, so that equal pixels are equal bytes."""
-    import io
-
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def bound_log(descriptor: int = 2, limit: int = MAX_LOG_BYTES) -> None:

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ident3d.codecs import encode_png
 from ident3d.files import array_sha256
 from ident3d.render.finish import finish_split, save_scene
 from ident3d.render.folder import RenderFolder
 from ident3d.render.latents import DRAWN, stored_rows, write_latents
 from ident3d.render.plan import RenderPlan
 from ident3d.render.quality import quality
-from ident3d.render.worker import encode_png
 from ident3d.scenes import load_scene
 from ident3d.shards.manifest import shard_name
 from ident3d.shards.summary import ShardSummary, summarise

@@ -151,7 +151,7 @@ KINDS: list[tuple[dict[str, Any], str]] = [
     ({"conditional": LAW, "views": len}, "conditional and views: expected one kind"),
     ({"share": ["object_x"], "change": 1}, "share and change: expected one kind"),
     ({"share": ["object_x"], "change": 1, "views": len}, "share and change and views: expected one kind"),
-    ({}, "conditional: missing; these samples were not rendered with --pairs"),
+    ({}, "conditional: missing; these samples hold no positives of their own"),
     ({"match": "exact"}, "match: for matched pairs, but no conditional is given"),
     ({"factors": ["object_x"], "weights": [1.0]}, "factors, weights: for matched pairs, but no conditional"),
     ({"views": len, "allow_self": True}, "allow_self: for matched pairs, but no conditional is given"),

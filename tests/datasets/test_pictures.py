@@ -266,7 +266,9 @@ def test_a_plot_shows_the_picture_and_its_factors(fabricated: Path) -> None:
     assert "sample 23" in figure.get_suptitle()
     picture, bars = figure.axes
     np.testing.assert_array_equal(np.asarray(picture.images[0].get_array()), data[23][0].permute(1, 2, 0).numpy())
-    np.testing.assert_allclose([bar.get_width() for bar in bars.patches if isinstance(bar, Rectangle)], data.latents[23])
+    np.testing.assert_allclose(
+        [bar.get_width() for bar in bars.patches if isinstance(bar, Rectangle)], data.latents[23]
+    )
     assert [label.get_text().split()[0] for label in bars.get_yticklabels()] == ["object_x", "object_hue"]
     with pytest.raises(IndexError):
         data.plot(24)

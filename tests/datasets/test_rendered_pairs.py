@@ -242,10 +242,10 @@ def test_a_split_without_pairs_says_so(fabricated_pairs: Path) -> None:
     data = Ident3D(fabricated_pairs, "test")
     assert data.has_pairs is False
     assert data.pair_latents is None
-    message = f"{fabricated_pairs}, split 'test': holds no pairs; they come from `ident3d render --pairs CONDITIONAL`"
+    message = f"{fabricated_pairs}, split 'test': holds no pairs; `ident3d render --pairs` makes some"
     with pytest.raises(DatasetError, match=re.escape(message)):
         data.pair(0)
-    with pytest.raises(SpecError, match="conditional: missing; these samples were not rendered with --pairs"):
+    with pytest.raises(SpecError, match="conditional: missing; these samples hold no positives of their own"):
         data.pairs(batch_size=4)
     assert "positive pairs" not in repr(data)
     assert len(next(iter(data.pairs("normal(scale=0.1)", batch_size=2)))) == 4

@@ -19,13 +19,14 @@ import torch
 
 import ident3d.render.latents
 from ident3d import Ident3D, RenderError, RenderOptions, SpecError, load_scene, render_dataset
+from ident3d.codecs import encode_png
 from ident3d.render.draws import cycles_seeds, draw_uniforms
 from ident3d.render.folder import RenderFolder
 from ident3d.render.latents import pair_law
 from ident3d.render.process import WorkerProcess, blender_python
 from ident3d.render.quality import quality
 from ident3d.render.repair import repair_dataset
-from ident3d.render.worker import Setup, encode_png
+from ident3d.render.worker import Setup
 from ident3d.schema import to_plain
 from ident3d.shards.summary import PAIR_EXTENSIONS, sample_bytes
 from ident3d.shards.tar import END, Sample, scan_samples

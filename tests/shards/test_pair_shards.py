@@ -19,9 +19,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from ident3d.codecs import encode_png
 from ident3d.errors import DatasetError
 from ident3d.render.draws import draw_latents
-from ident3d.render.worker import encode_png
 from ident3d.shards.location import Location, SplitFiles
 from ident3d.shards.manifest import NAME, SplitEntry, read_manifest, write_manifest
 from ident3d.shards.reader import SplitReader, rebuild_index

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ident3d.codecs import encode_png
 from ident3d.render.draws import draw_latents
-from ident3d.render.worker import encode_png
 from ident3d.shards.summary import EXTENSIONS, summarise
 from ident3d.shards.tar import BLOCK, END, scan_samples
 from ident3d.shards.writer import ShardWriter, part_path, valid_prefix
