@@ -13,8 +13,10 @@ from ident3d._version import __version__
 if TYPE_CHECKING:
     from ident3d.conditionals import Change, Joint, Share, conditional
     from ident3d.datasets.ident3d import Ident3D
+    from ident3d.datasets.kitti_masks import KittiMasks
     from ident3d.datasets.pair_report import PairReport, pair_report
     from ident3d.datasets.pairs import PairSampler, pair_loader
+    from ident3d.datasets.published import Causal3DIdent, Multimodal3DIdent, TemporalCausal3DIdent, ThreeDIdent
     from ident3d.datasets.streaming import Ident3DStream
     from ident3d.datasets.views import simclr
     from ident3d.distributions import Distribution, GeneralizedNormal, Laplace, Normal, Uniform
@@ -33,6 +35,7 @@ __all__ = [
     "bundled_scenes",
     "BusyError",
     "Categorical",
+    "Causal3DIdent",
     "Change",
     "conditional",
     "DatasetError",
@@ -47,8 +50,10 @@ __all__ = [
     "Ident3DError",
     "Ident3DStream",
     "Joint",
+    "KittiMasks",
     "Laplace",
     "load_scene",
+    "Multimodal3DIdent",
     "Normal",
     "pair_loader",
     "pair_report",
@@ -68,6 +73,8 @@ __all__ = [
     "Space",
     "SpecError",
     "Sphere",
+    "TemporalCausal3DIdent",
+    "ThreeDIdent",
     "Uniform",
     "VonMisesFisher",
 ]
@@ -75,8 +82,10 @@ __all__ = [
 _HOMES = {
     "conditionals": ("Change", "conditional", "Joint", "Share"),
     "datasets.ident3d": ("Ident3D",),
+    "datasets.kitti_masks": ("KittiMasks",),
     "datasets.pair_report": ("pair_report", "PairReport"),
     "datasets.pairs": ("pair_loader", "PairSampler"),
+    "datasets.published": ("Causal3DIdent", "Multimodal3DIdent", "TemporalCausal3DIdent", "ThreeDIdent"),
     "datasets.streaming": ("Ident3DStream",),
     "datasets.views": ("simclr",),
     "distributions": ("Distribution", "GeneralizedNormal", "Laplace", "Normal", "Uniform"),

@@ -16,6 +16,7 @@ MODULES = [
     "von_mises_fisher",
     "conditionals",
     "datasets.ident3d",
+    "datasets.kitti_masks",
     "datasets.streaming",
     "datasets.pairs",
     "datasets.pair_report",
