@@ -218,6 +218,47 @@ class Pairs:
 
 
 @dataclass(frozen=True)
+class Download:
+    """Fetch a published dataset, check it and unpack it; go on where the same command stopped.
+
+    Attributes:
+        name: 3dident, causal3dident, multimodal3dident or kitti-masks.
+        root: the folder it goes into; by default `datasets` in the cache folder (IDENT3D_HOME).
+        splits: just the files that bring these; all by default.
+        mirror: base URLs that are tried first, in this order.
+        offline: never use the network, as IDENT3D_OFFLINE=1 does.
+        keep: leave the archives in the cache folder once they are unpacked.
+        quiet: no progress bar.
+    """
+
+    name: Positional[Annotated[str, arg(metavar="NAME")]]
+    root: Annotated[Path | None, arg(metavar="DIR")] = None
+    splits: Annotated[tuple[str, ...] | None, arg(metavar="NAME ...")] = None
+    mirror: Annotated[tuple[str, ...], arg(metavar="URL ...")] = ()
+    offline: FlagCreatePairsOff[bool] = False
+    keep: FlagCreatePairsOff[bool] = False
+    quiet: FlagCreatePairsOff[bool] = False
+
+    def run(self) -> None:
+        """Bring it, and say where it is and whom to cite."""
+        from ident3d.datasets.download import download
+        from ident3d.datasets.records import find_record
+
+        record = find_record(self.name)
+        root = download(
+            self.name,
+            self.root,
+            mirrors=self.mirror,
+            offline=self.offline or None,
+            splits=self.splits,
+            keep=self.keep,
+            quiet=self.quiet,
+        )
+        print(f"{root.absolute()}: {record.title}; licence: {record.license} ({record.page})")
+        print(f"please cite {record.citation}")
+
+
+@dataclass(frozen=True)
 class Figure:
     """Draw a figure."""
 
@@ -234,6 +275,7 @@ Command = (
     | Annotated[Verify, subcommand("verify")]
     | Annotated[Info, subcommand("info")]
     | Annotated[Pairs, subcommand("pairs")]
+    | Annotated[Download, subcommand("download")]
     | Annotated[Figure, subcommand("figure")]
 )
 

@@ -115,7 +115,7 @@ class Published(PictureDataset):
             if fetch:
                 from ident3d.datasets.download import download as fetch_record
 
-                fetch_record(self.layout.name, self.root, quiet=False)
+                fetch_record(self.layout.name, self.root, splits=(self.split,), quiet=False)
         raise self._missing(files, absent[0]) if absent else self.layout.not_there(self.root, self.split)
 
     def _missing(self, files: SplitFiles, name: str) -> DatasetError:

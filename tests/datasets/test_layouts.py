@@ -171,8 +171,9 @@ def test_download_is_called_where_files_are_absent_and_only_there(
 ) -> None:
     calls = []
 
-    def download(name: str, root: Path, *, quiet: bool) -> None:
+    def download(name: str, root: Path, *, splits: tuple[str, ...], quiet: bool) -> None:
         assert not quiet
+        assert splits == ("test",)  # nobody who wants the test split waits for the training split
         calls.append((name, root))
         MAKERS[reader](root)
 
@@ -188,7 +189,7 @@ def test_download_is_called_where_files_are_absent_and_only_there(
 
 
 def test_a_dataset_without_a_record_is_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str, root: Path, *, quiet: bool) -> None:
+    def refuse(name: str, root: Path, *, splits: tuple[str, ...], quiet: bool) -> None:
         raise DownloadError(f"{name}: no public record")
 
     module = ModuleType("ident3d.datasets.download")
