@@ -43,6 +43,10 @@ EXTRAS = ("json", "txt")
 """What a sample may hold besides: its categorical factors by name, and a text about it."""
 
 
+IEND = bytes.fromhex("0000000049454e44ae426082")
+"""The chunk that ends every PNG."""
+
+
 class BadSample(ValueError):
     """A sample whose bytes are not what its index asks for; the text says which part and how."""
 
@@ -152,7 +156,16 @@ def check_sample(
     return pixels
 
 
+def _ends_whole(encoded: bytes) -> bool:
+    """Whether nothing follows the picture: decoders look no further than its end."""
+    if encoded[:4] == b"RIFF":
+        return len(encoded) == int.from_bytes(encoded[4:8], "little") + 8
+    return encoded.endswith(IEND)
+
+
 def _check_picture(encoded: bytes, resolution: int) -> NDArray[np.uint8]:
+    if not _ends_whole(encoded):
+        raise BadSample("picture does not decode: it does not end as a PNG or WebP does")
     try:
         pixels = decode(encoded)
     except (OSError, SyntaxError, ValueError) as error:
