@@ -6,7 +6,7 @@ import gc
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -104,6 +104,17 @@ def open_shards() -> Callable[[], list[str]]:
 
     gc.collect()  # what earlier tests left behind
     return find
+
+
+@pytest.fixture(params=("imagecodecs", "pillow"))
+def codec(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each codec in turn."""
+    from ident3d.codecs import forced_codec
+
+    if request.param == "imagecodecs" and find_spec("imagecodecs") is None:
+        pytest.skip("imagecodecs is absent")
+    with forced_codec(request.param):
+        yield request.param
 
 
 @pytest.fixture
