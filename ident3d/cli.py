@@ -259,6 +259,61 @@ class Download:
 
 
 @dataclass(frozen=True)
+class Push:
+    """Put a dataset on the Hugging Face Hub, or go on where the same command stopped.
+
+    Attributes:
+        dataset: the dataset's folder.
+        repo: user/name; made where it is not there.
+        private: nobody else may see it.
+        revision: the branch; the main one by default.
+        license: in the Hub's words, e.g. cc-by-4.0.
+        message: of the commit.
+        quiet: no progress bar.
+    """
+
+    dataset: Positional[Annotated[Path, arg(metavar="DATASET")]]
+    repo: Positional[Annotated[str, arg(metavar="USER/NAME")]]
+    private: FlagCreatePairsOff[bool] = False
+    revision: Annotated[str | None, arg(metavar="BRANCH")] = None
+    license: Annotated[str | None, arg(metavar="ID")] = None
+    message: str = ""
+    quiet: FlagCreatePairsOff[bool] = False
+
+    def run(self) -> None:
+        """Push, and print the page's URL."""
+        from ident3d.hub import push
+
+        options = {name: value for name, value in vars(self).items() if name not in ("dataset", "repo")}
+        print(push(self.dataset, self.repo, **options))
+
+
+@dataclass(frozen=True)
+class Pull:
+    """Bring a dataset from the Hub or a URL, or go on where the same command stopped.
+
+    Attributes:
+        repo: user/name, or a URL.
+        out: a new or empty folder, or that of an earlier pull of the same.
+        revision: a branch, tag or commit.
+        splits: just these; all by default.
+        quiet: no progress bar.
+    """
+
+    repo: Positional[Annotated[str, arg(metavar="USER/NAME")]]
+    out: Positional[Annotated[Path, arg(metavar="OUT")]]
+    revision: Annotated[str | None, arg(metavar="REVISION")] = None
+    splits: Annotated[tuple[str, ...] | None, arg(metavar="NAME ...")] = None
+    quiet: FlagCreatePairsOff[bool] = False
+
+    def run(self) -> None:
+        """Pull, and print the folder."""
+        from ident3d.hub import pull
+
+        print(pull(self.repo, self.out, revision=self.revision, splits=self.splits, quiet=self.quiet))
+
+
+@dataclass(frozen=True)
 class Figure:
     """Draw a figure."""
 
@@ -276,6 +331,8 @@ Command = (
     | Annotated[Info, subcommand("info")]
     | Annotated[Pairs, subcommand("pairs")]
     | Annotated[Download, subcommand("download")]
+    | Annotated[Push, subcommand("push")]
+    | Annotated[Pull, subcommand("pull")]
     | Annotated[Figure, subcommand("figure")]
 )
 

@@ -19,9 +19,6 @@ from __future__ import annotations
 
 import io
 import os
-import struct
-import sys
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +27,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ident3d.errors import Ident3DError, SpecError
+from ident3d.picture_headers import (
+    CHUNK,
+    CRC,
+    HEADER_SIZE,
+    IDAT_CRC,
+    IEND,
+    MAX_PIXELS,
+    SIGNATURE,
+    PlainPng,
+    check_size,
+    plain_png,
+    webp_header,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,39 +51,6 @@ VARIABLE = "IDENT3D_CODEC"
 
 CODECS = ("imagecodecs", "pillow")
 """What may be forced."""
-
-MAX_PIXELS = 89_478_485
-"""Larger pictures are refused before memory is taken for them; where Pillow's own warning begins."""
-
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_HEADER_SIZE = 33
-"""Signature and IHDR."""
-
-_IEND = bytes.fromhex("0000000049454e44ae426082")
-_IDAT_CRC = zlib.crc32(b"IDAT")
-_CHUNK = struct.Struct(">I4s")
-_CRC = struct.Struct(">I")
-_IHDR = struct.Struct(">IIBBBBB")
-_PLAIN_FORMS = {(8, 2, 0, 0, 0): 3, (8, 6, 0, 0, 0): 4}
-"""Bit depth, colour type, compression, filter and interlace methods of RGB and RGBA: their channels."""
-
-_SILENT_CHUNKS = {
-    b"tEXt": 0,
-    b"eXIf": 0,
-    b"tIME": 0,
-    b"oFFs": 0,
-    b"bKGD": 0,
-    b"sBIT": 0,
-    b"sRGB": 1,
-    b"gAMA": 4,
-    b"pHYs": 9,
-    b"cHRM": 32,
-}
-"""Chunks for which Pillow neither changes a pixel nor refuses a picture, given so many bytes in them."""
-
-_MAX_INFLATION = 1032
-"""Deflate's bound: 258 bytes of two bits."""
-
 
 # Each is one pixel, (1, 2, 3): if imagecodecs does not decode it so, it lacks a part or its functions have changed.
 _PNG_PROBE = bytes.fromhex(
@@ -89,30 +66,6 @@ class _Backend(NamedTuple):
     imagecodecs: Any
     png: bool
     webp: bool
-
-
-class _PlainPng(NamedTuple):
-    """A PNG of 8-bit RGB or RGBA, not interlaced, whose pixels nothing but its IDAT chunks decides.
-
-    Attributes:
-        width: in pixels.
-        height: in pixels.
-        channels: 3 or 4.
-        spans: begin and end of the content of each IDAT chunk; the chunks follow each other.
-    """
-
-    width: int
-    height: int
-    channels: int
-    spans: list[tuple[int, int]]
-
-
-class _WebpHeader(NamedTuple):
-    """The size of a WebP, and whether it is lossless, without alpha and nothing but the picture."""
-
-    width: int
-    height: int
-    plain: bool
 
 
 _backend: _Backend | None = None  # chosen when first needed; threads that choose at the same time choose the same
@@ -141,10 +94,10 @@ def decode(data: bytes | memoryview, out: NDArray[np.uint8] | None = None) -> ND
     if out is not None:
         _check_out(out)
     backend = _backend or _choose_once()
-    if data.startswith(_SIGNATURE):
+    if data.startswith(SIGNATURE):
         return _decode_png(data, out, backend)
-    if header := _webp_header(data):
-        _check_size(header.width, header.height)
+    if header := webp_header(data):
+        check_size(header.width, header.height)
         if header.plain and backend.webp:
             target = _target(out, header.width, header.height)
             if _webp_into(target, data, backend.imagecodecs):
@@ -245,7 +198,7 @@ def _choose(name: str | None) -> _Backend:
             raise SpecError(f"{name} cannot be imported ({error}): pip install 'ident3d[codecs]'") from None
         return _Backend(None, png=False, webp=False)
     pixel = np.zeros((2, 1, 1, 3), np.uint8)
-    plain = _plain_png(_PNG_PROBE)
+    plain = plain_png(_PNG_PROBE)
     assert plain is not None
     png = _png_into(pixel[0], _PNG_PROBE, plain, imagecodecs) and pixel[0].tolist() == [[[1, 2, 3]]]
     webp = _webp_into(pixel[1], _WEBP_PROBE, imagecodecs) and pixel[1].tolist() == [[[1, 2, 3]]]
@@ -261,11 +214,6 @@ def _check_out(out: NDArray[np.uint8]) -> None:
         )
 
 
-def _check_size(width: int, height: int) -> None:
-    if width * height > MAX_PIXELS:
-        raise ValueError(f"the picture says that it has {width} x {height} pixels; {MAX_PIXELS} are the most")
-
-
 def _target(out: NDArray[np.uint8] | None, width: int, height: int) -> NDArray[np.uint8]:
     """`out` if it fits the picture, or a new array."""
     if out is None:
@@ -276,70 +224,18 @@ def _target(out: NDArray[np.uint8] | None, width: int, height: int) -> NDArray[n
 
 
 def _decode_png(data: bytes, out: NDArray[np.uint8] | None, backend: _Backend) -> NDArray[np.uint8]:
-    plain = _plain_png(data)
+    plain = plain_png(data)
     if plain is None:
         return _by_pillow(data, out)
     target = _target(out, plain.width, plain.height)
     if backend.png and _png_into(target, data, plain, backend.imagecodecs):
         return target
     # Pillow spends more on a dozen text chunks than on the pixels of 64 x 64.
-    bare = b"".join((data[:_HEADER_SIZE], data[plain.spans[0][0] - 8 : plain.spans[-1][1] + 4], _IEND))
+    bare = b"".join((data[:HEADER_SIZE], data[plain.spans[0][0] - 8 : plain.spans[-1][1] + 4], IEND))
     return _by_pillow(bare, target)
 
 
-def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Name, begin and end of the content of each chunk of a PNG, to its IEND.
-
-    Raises:
-        ValueError: cut short, or a chunk is not what its CRC was made of.
-    """
-    kind = b""
-    position = len(_SIGNATURE)
-    view = memoryview(data)
-    while kind != b"IEND":
-        begin = position + 8
-        size, kind = _CHUNK.unpack_from(data, position) if begin <= len(data) else (0, b"")
-        end = begin + size
-        if end + 4 > len(data):
-            raise ValueError(f"PNG is cut short: it has {len(data)} bytes, its chunk at {position} goes on")
-        if zlib.crc32(view[position + 4 : end]) != _CRC.unpack_from(data, end)[0]:
-            raise ValueError(f"PNG is damaged: wrong CRC of its chunk {kind!r} at byte {position}")
-        yield kind, begin, end
-        position = end + 4
-
-
-def _plain_png(data: bytes) -> _PlainPng | None:
-    """What a PNG that any decoder must decode alike says of itself; None for another.
-
-    Raises:
-        ValueError: cut short, damaged or too large.
-    """
-    (first, begin, end), *others = _chunks(data)
-    if first != b"IHDR" or end - begin != _IHDR.size:
-        return None
-    width, height, *form = _IHDR.unpack_from(data, begin)
-    _check_size(width, height)
-    channels = _PLAIN_FORMS.get(tuple(form))
-    if channels is None or width == 0 or height == 0:
-        return None
-    spans: list[tuple[int, int]] = []
-    previous = b""
-    for kind, begin, end in others[:-1]:
-        if kind == b"IDAT":
-            if spans and previous != b"IDAT":
-                return None
-            spans.append((begin, end))
-        elif end - begin < _SILENT_CHUNKS.get(kind, sys.maxsize):
-            return None
-        previous = kind
-    if not spans or others[-1][1:] != (len(data) - 4, len(data) - 4):
-        return None
-    if height * (1 + width * channels) > _MAX_INFLATION * sum(end - begin for begin, end in spans):
-        raise ValueError(f"PNG is cut short: no {len(data)} bytes can hold {width} x {height} pixels")
-    return _PlainPng(width, height, channels, spans)
-
-
-def _png_into(target: NDArray[np.uint8], data: bytes, plain: _PlainPng, codecs: Any) -> bool:
+def _png_into(target: NDArray[np.uint8], data: bytes, plain: PlainPng, codecs: Any) -> bool:
     """Decode by imagecodecs; False if it cannot, the target then holds anything."""
     width, height, channels, spans = plain
     size = height * (1 + width * channels)
@@ -349,8 +245,8 @@ def _png_into(target: NDArray[np.uint8], data: bytes, plain: _PlainPng, codecs: 
         if len(rows) != size:
             return False
         stored = codecs.deflate_encode(rows, level=0)
-        crc = _CRC.pack(codecs.deflate_crc32(stored, _IDAT_CRC))
-        picture = b"".join((data[:_HEADER_SIZE], _CHUNK.pack(len(stored), b"IDAT"), stored, crc, _IEND))
+        crc = CRC.pack(codecs.deflate_crc32(stored, IDAT_CRC))
+        picture = b"".join((data[:HEADER_SIZE], CHUNK.pack(len(stored), b"IDAT"), stored, crc, IEND))
         if channels == 3:
             codecs.spng_decode(picture, out=target)
         else:
@@ -360,28 +256,6 @@ def _png_into(target: NDArray[np.uint8], data: bytes, plain: _PlainPng, codecs: 
     except Exception:  # of the codecs' many classes; Pillow tells what is wrong
         return False
     return True
-
-
-def _webp_header(data: bytes) -> _WebpHeader | None:
-    """What a WebP says of itself; None if it is none, or so short that only Pillow need look at it."""
-    if len(data) < 30 or data[:4] != b"RIFF" or data[8:12] != b"WEBP":
-        return None
-    riff, size = (int.from_bytes(data[i : i + 4], "little") for i in (4, 16))
-    match data[12:16]:
-        case b"VP8L":
-            bits = int.from_bytes(data[21:25], "little")
-            alpha_or_later_version = bits >> 28
-            whole = len(data) == riff + 8 == 20 + size + size % 2
-            return _WebpHeader(
-                (bits & 0x3FFF) + 1, ((bits >> 14) & 0x3FFF) + 1, plain=whole and not alpha_or_later_version
-            )
-        case b"VP8 ":
-            width, height = (int.from_bytes(data[i : i + 2], "little") & 0x3FFF for i in (26, 28))
-            return _WebpHeader(width, height, plain=False)
-        case b"VP8X":
-            width, height = (int.from_bytes(data[i : i + 3], "little") + 1 for i in (24, 27))
-            return _WebpHeader(width, height, plain=False)
-    return None
 
 
 def _webp_into(target: NDArray[np.uint8], data: bytes, codecs: Any) -> bool:
@@ -398,7 +272,7 @@ def _by_pillow(data: bytes, out: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
 
     try:
         with open_picture(io.BytesIO(data)) as picture:
-            _check_size(*picture.size)
+            check_size(*picture.size)
             picture.load()
             # RGBA is packed as RGB below; convert() would write it once more.
             rgb = picture if picture.mode in ("RGB", "RGBA") else _to_rgb(picture)

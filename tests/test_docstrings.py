@@ -20,6 +20,7 @@ MODULES = [
     "datasets.streaming",
     "datasets.pairs",
     "datasets.pair_report",
+    "shards.remote",
 ]
 
 

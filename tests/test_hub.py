@@ -9,26 +9,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 import yaml  # type: ignore[import-untyped]
+from hub_server import OWNER, FakeHub, Repository, contents, logged_in
 from matplotlib.figure import Figure
 
 from ident3d import DatasetError, DownloadError, Ident3D, SpecError
-from ident3d.datasets.http import Patience
 from ident3d.figures import contact_sheet
 from ident3d.hub import pull, push
-from ident3d.shards import download as downloads
+from ident3d.network.http import Patience
 from ident3d.shards.card import card_text
 from ident3d.shards.manifest import read_manifest
 from ident3d.shards.verify import verify_dataset
-
-if TYPE_CHECKING:
-    from tests.hub_server import OWNER, FakeHub, Repository, contents, logged_in
-else:
-    from hub_server import OWNER, FakeHub, Repository, contents, logged_in
 
 pytest.importorskip("huggingface_hub")
 
@@ -43,7 +37,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache folder of its own, no pauses, and an empty preview, since drawing one takes longer than all else."""
     monkeypatch.setenv("IDENT3D_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("IDENT3D_OFFLINE", raising=False)
-    monkeypatch.setattr(downloads, "PATIENCE", Patience(attempts=3, sleep=lambda seconds: None))
+    monkeypatch.setattr("ident3d.network.transfer.PATIENCE", Patience(attempts=3, sleep=lambda seconds: None))
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
     monkeypatch.setattr("ident3d.figures.contact_sheet", lambda data, rows, columns: Figure((1, 1)))
 

@@ -46,7 +46,16 @@ def test_data_files_are_shipped() -> None:
 def test_version_and_extras() -> None:
     metadata = importlib.metadata.metadata("ident3d")
     assert metadata["Version"] == ident3d.__version__
-    assert set(metadata.get_all("Provides-Extra") or []) == {"render", "faiss", "baselines", "slurm", "dev", "all"}
+    assert set(metadata.get_all("Provides-Extra") or []) == {
+        "render",
+        "faiss",
+        "codecs",
+        "hub",
+        "baselines",
+        "slurm",
+        "dev",
+        "all",
+    }
 
 
 def test_the_worker_imports_the_standard_library_bpy_numpy_and_pillow_alone() -> None:

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from ident3d.datasets.fetch import disk_errors, fetch, locked
-from ident3d.datasets.http import Broken, Patience, Unusable, check_url, get
 from ident3d.datasets.records import Record, RemoteFile, find_record
-from ident3d.datasets.unpack import unpack
 from ident3d.errors import DatasetError, DownloadError, SpecError
 from ident3d.files import sync_folder
 from ident3d.home import cache_home
 from ident3d.home import offline as offline_by_environment
+from ident3d.network.fetch import disk_errors, fetch, locked
+from ident3d.network.http import Broken, Patience, Unusable, check_url, get
+from ident3d.network.unpack import unpack
 
 __all__ = ["download"]
 

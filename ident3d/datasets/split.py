@@ -9,7 +9,7 @@ from pathlib import Path
 from ident3d.datasets.serving import Statistics
 from ident3d.errors import DatasetError
 from ident3d.factors import Factors
-from ident3d.shards.location import SplitFiles, locate
+from ident3d.shards.location import SplitFiles, is_url, locate
 from ident3d.shards.manifest import Manifest, SplitEntry
 
 __all__ = ["ShardedSplit"]
@@ -38,7 +38,7 @@ class ShardedSplit:
         self, root: str | os.PathLike[str], split: str = "train", factors: Iterable[str] | None = None
     ) -> None:
         self.location = locate(root)
-        self.root: Path | str = self.location.text if self.location.text == root else Path(root)
+        self.root: Path | str = self.location.text if is_url(root) else Path(root)
         self.split = split
         self.manifest: Manifest = self.location.manifest()
         if split not in self.manifest.splits:

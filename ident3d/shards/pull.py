@@ -13,19 +13,19 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ident3d.datasets.fetch import disk_errors, locked
 from ident3d.errors import DatasetError, SpecError
 from ident3d.files import write_atomic, write_json
 from ident3d.home import offline
+from ident3d.network.fetch import disk_errors, locked
+from ident3d.network.hub_source import HubSource, check_repo
+from ident3d.network.sources import Source, source_of
+from ident3d.network.transfer import check_room, download, is_sha256
 from ident3d.scene import SceneSpec
 from ident3d.schema import to_plain
 from ident3d.shards.card import card_text
-from ident3d.shards.download import check_room, download, is_sha256
-from ident3d.shards.hub_source import HubSource, check_repo
 from ident3d.shards.location import is_url
 from ident3d.shards.manifest import Manifest, read_manifest, write_manifest
 from ident3d.shards.remote import MANIFEST, fetch_manifest, parse_manifest
-from ident3d.shards.sources import Source, source_of
 
 __all__ = ["pull", "split_sums"]
 

@@ -7,16 +7,16 @@ import re
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
-from ident3d.datasets.fetch import disk_errors
-from ident3d.datasets.http import Broken, Unusable
 from ident3d.errors import DatasetError, DownloadError
 from ident3d.files import write_atomic
 from ident3d.home import cache_home, offline
-from ident3d.shards import download as downloads
-from ident3d.shards.download import download, is_sha256, patiently, read_whole
+from ident3d.network import transfer
+from ident3d.network.fetch import disk_errors
+from ident3d.network.http import Broken, Unusable
+from ident3d.network.sources import Source, source_of
+from ident3d.network.transfer import download, is_sha256, patiently, read_whole
 from ident3d.shards.location import Location
 from ident3d.shards.manifest import Manifest, read_manifest
-from ident3d.shards.sources import Source, source_of
 
 __all__ = ["MANIFEST", "RemoteLocation", "fetch_manifest", "parse_manifest"]
 
@@ -125,7 +125,7 @@ def fetch_manifest(source: Source, hint: str = "") -> bytes:
     Raises:
         DownloadError: it cannot be had.
     """
-    patience = downloads.PATIENCE
+    patience = transfer.PATIENCE
     try:
         patiently(lambda: source.pin(patience), patience)
         return read_whole(source, MANIFEST, MANIFEST_BYTES)

@@ -21,9 +21,9 @@ from flaky_server import Reply, Site, serving
 
 from ident3d.datasets import download as module
 from ident3d.datasets.download import download
-from ident3d.datasets.http import Patience
 from ident3d.datasets.records import RECORDS, Record, RemoteFile, find_record
 from ident3d.errors import DatasetError, DownloadError, SpecError
+from ident3d.network.http import Patience
 
 NAMES = ("3dident", "causal3dident", "multimodal3dident", "kitti-masks")
 

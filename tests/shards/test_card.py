@@ -9,20 +9,16 @@ import json
 import re
 import tarfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml  # type: ignore[import-untyped]
+from hub_server import FakeHub
 
 from ident3d.factors import FACTORS, Categorical
 from ident3d.shards.card import TASKS, card_text, hub_split
 from ident3d.shards.manifest import Manifest, SourceRecord, read_manifest
-
-if TYPE_CHECKING:
-    from tests.hub_server import FakeHub
-else:
-    from hub_server import FakeHub
 
 
 def front_matter(text: str) -> Any:

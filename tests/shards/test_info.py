@@ -26,6 +26,7 @@ def test_everything_that_tells_datasets_apart_is_said(fabricated: Path) -> None:
     assert f"quality draft: {settings}" in text
     assert manifest.versions["ident3d"] in text
     assert manifest.versions["blender"] in text
+    assert manifest.scene is not None
     assert manifest.scene.digest in text
     for split in manifest.splits.values():
         mean, std = (" ".join(f"{x:.4f}" for x in values) for values in (split.mean, split.std))

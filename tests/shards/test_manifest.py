@@ -32,6 +32,7 @@ def test_a_manifest_says_what_the_dataset_is(fabricated: Path) -> None:
     m = read_manifest(fabricated)
     assert (m.format, m.name, m.resolution, m.quality, m.device) == (FORMAT, "3dident", 16, "draft", "CPU")
     assert m.factor_table == FACTORS
+    assert m.scene is not None
     assert m.scene.digest == load_scene("3dident").digest
     assert list(m.splits) == ["train", "test"]
     train = m.splits["train"]

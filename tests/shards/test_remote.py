@@ -11,23 +11,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from file_server import FileServer
 from torch.utils.data import DataLoader
 
 from ident3d import DatasetError, DownloadError, Ident3D
-from ident3d.datasets.http import Patience
-from ident3d.shards import download as downloads
+from ident3d.network import transfer
+from ident3d.network.http import Patience
+from ident3d.network.sources import source_of
 from ident3d.shards.location import locate
 from ident3d.shards.remote import RemoteLocation
-from ident3d.shards.sources import source_of
-
-if TYPE_CHECKING:
-    from tests.file_server import FileServer
-else:
-    from file_server import FileServer
 
 # torch's workers, on Python 3.12 and later.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -47,7 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that were asked for; none is made."""
     made: list[float] = []
-    monkeypatch.setattr(downloads, "PATIENCE", Patience(attempts=4, sleep=made.append))
+    monkeypatch.setattr(transfer, "PATIENCE", Patience(attempts=4, sleep=made.append))
     return made
 
 
@@ -349,9 +345,9 @@ def test_a_cached_file_that_was_cut_is_fetched_again(url: str, home: Path, fabri
 def test_patience_is_for_what_may_pass(fabricated: Path) -> None:
     """The pauses double, up to the longest."""
     pauses: list[float] = []
-    patience = replace(downloads.PATIENCE, attempts=9, longest_s=20.0, sleep=pauses.append)
+    patience = replace(transfer.PATIENCE, attempts=9, longest_s=20.0, sleep=pauses.append)
     with FileServer(fabricated).running() as server:
         server.fail = lambda method, path: 503
         with pytest.raises(Exception, match="asked 9 times"):
-            downloads.read_whole(source_of(server.url), "dataset.json", 10**6, patience)
+            transfer.read_whole(source_of(server.url), "dataset.json", 10**6, patience)
     assert pauses == [1, 2, 4, 8, 16, 20, 20, 20]

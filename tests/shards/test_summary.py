@@ -14,12 +14,12 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from ident3d.codecs import decode
 from ident3d.shards.summary import (
     EXTENSIONS,
     BadSample,
     ShardSummary,
     check_sample,
-    decode,
     file_sha256,
     map_file,
     summarise,

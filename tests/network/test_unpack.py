@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from ident3d.datasets import unpack as module
-from ident3d.datasets.unpack import unpack
 from ident3d.errors import DatasetError, DownloadError
+from ident3d.network import unpack as module
+from ident3d.network.unpack import unpack
 
 FILES = {f"set/images/{k}.png": random.Random(k).randbytes(600 * k) for k in range(9)}
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ident3d.datasets.http import Answer, Broken, Changed, Patience, Unusable, body, check_url, get, shown, understand
 from ident3d.errors import DownloadError
 from ident3d.files import sync_folder, write_json
+from ident3d.network.http import Answer, Broken, Changed, Patience, Unusable, body, check_url, get, shown, understand
 
 __all__ = ["disk_errors", "fetch", "locked"]
 

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from ident3d.datasets.http import Answer, Broken, Patience, Unusable, body, check_url, get, shown, understand
 from ident3d.errors import SpecError
+from ident3d.network.http import Answer, Broken, Patience, Unusable, body, check_url, get, shown, understand
 
 __all__ = ["FsspecSource", "HttpSource", "Opened", "Source", "source_of"]
 
@@ -218,7 +218,7 @@ def source_of(url: str) -> Source:
         SpecError: a URL that nothing here reads; says what is missing.
     """
     if url == "hf://datasets" or url.startswith("hf://datasets/"):
-        from ident3d.shards.hub_source import HubSource
+        from ident3d.network.hub_source import HubSource
 
         return HubSource(url)
     if url.partition("://")[0].lower() in ("http", "https"):

@@ -14,10 +14,9 @@ from fsspec.asyn import AsyncFileSystem  # type: ignore[import-untyped]
 from torch.utils.data import DataLoader
 
 from ident3d import DownloadError, Ident3D, SpecError
-from ident3d.datasets.http import Patience
-from ident3d.shards import download as downloads
+from ident3d.network.http import Patience
+from ident3d.network.sources import HttpSource, source_of
 from ident3d.shards.remote import RemoteLocation
-from ident3d.shards.sources import HttpSource, source_of
 
 # torch's workers, on Python 3.12 and later.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -35,7 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that were asked for; none is made."""
     made: list[float] = []
-    monkeypatch.setattr(downloads, "PATIENCE", Patience(attempts=4, sleep=made.append))
+    monkeypatch.setattr("ident3d.network.transfer.PATIENCE", Patience(attempts=4, sleep=made.append))
     return made
 
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ident3d.datasets.http import Broken, Patience, Unusable
 from ident3d.errors import DownloadError, Ident3DError, SpecError
-from ident3d.shards.sources import HttpSource
+from ident3d.network.http import Broken, Patience, Unusable
+from ident3d.network.sources import HttpSource
 
 __all__ = ["HubSource", "as_download_errors", "check_repo", "hub_api", "hub_errors", "import_hub"]
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from flaky_server import Reply, Site, serving
 
-from ident3d.datasets import fetch as module
-from ident3d.datasets.fetch import disk_errors, fetch, locked
-from ident3d.datasets.http import BLOCK, Patience
 from ident3d.errors import DownloadError, SpecError
+from ident3d.network import fetch as module
+from ident3d.network.fetch import disk_errors, fetch, locked
+from ident3d.network.http import BLOCK, Patience
 
 CONTENT = random.Random(0).randbytes(5 * BLOCK + 123)
 OTHER = random.Random(1).randbytes(len(CONTENT))

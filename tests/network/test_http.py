@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import requests
 
-from ident3d.datasets.http import Answer, Broken, Changed, Patience, Unusable, check_url, get, shown, understand
 from ident3d.errors import SpecError
+from ident3d.network.http import Answer, Broken, Changed, Patience, Unusable, check_url, get, shown, understand
 
 KNOWN = Answer(10, 100, '"a"')
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from hub_server import FakeHub, Repository, contents, logged_in
 
 from ident3d import DownloadError, Ident3D
-from ident3d.datasets.http import Patience
-from ident3d.shards import download as downloads
-
-if TYPE_CHECKING:
-    from tests.hub_server import FakeHub, Repository, contents, logged_in
-else:
-    from hub_server import FakeHub, Repository, contents, logged_in
+from ident3d.network.http import Patience
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that were asked for; none is made."""
     made: list[float] = []
-    monkeypatch.setattr(downloads, "PATIENCE", Patience(attempts=4, sleep=made.append))
+    monkeypatch.setattr("ident3d.network.transfer.PATIENCE", Patience(attempts=4, sleep=made.append))
     return made
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from ident3d.datasets.fetch import disk_errors, locked
-from ident3d.datasets.http import Broken, Changed, Patience, Unusable
 from ident3d.errors import DownloadError
 from ident3d.files import sync_folder
-from ident3d.shards.sources import Source
+from ident3d.network.fetch import disk_errors, locked
+from ident3d.network.http import Broken, Changed, Patience, Unusable
+from ident3d.network.sources import Source
 
 __all__ = ["PATIENCE", "check_room", "download", "is_sha256", "patiently", "read_whole"]
 
