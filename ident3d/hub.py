@@ -17,9 +17,9 @@ from ident3d._version import __version__
 from ident3d.errors import DatasetError, DownloadError, SpecError
 from ident3d.files import write_json
 from ident3d.home import offline
+from ident3d.network.hub_source import as_download_errors, check_repo, hub_api, hub_errors, import_hub
 from ident3d.shards.card import card_text
 from ident3d.shards.croissant import croissant
-from ident3d.shards.hub_source import as_download_errors, check_repo, hub_api, hub_errors, import_hub
 from ident3d.shards.manifest import Manifest, read_manifest
 from ident3d.shards.pull import pull, split_sums
 from ident3d.shards.remote import MANIFEST
