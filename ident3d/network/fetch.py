@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -117,6 +118,8 @@ def locked(path: Path, *, quiet: bool = True) -> Iterator[None]:
         try:
             path.unlink(missing_ok=True)  # while it is held: whoever waits for it then sees that it is gone
         finally:
+            with contextlib.suppress(OSError):  # a child forked meanwhile holds the same lock; no locks there
+                fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
 

@@ -103,6 +103,11 @@ def shown(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
+def _as_given(request: Any) -> Any:
+    """Leaves a request's own Authorization: without it, requests would prefer what ~/.netrc says of the host."""
+    return request
+
+
 @contextmanager
 def get(url: str, patience: Patience, headers: dict[str, str]) -> Iterator[Any]:
     """The response to a GET, its body still to come.
@@ -126,7 +131,11 @@ def get(url: str, patience: Patience, headers: dict[str, str]) -> Iterator[Any]:
     host = urlsplit(url).hostname
     try:
         response = requests.get(
-            url, headers={**every, **headers}, stream=True, timeout=(patience.connect_s, patience.silence_s)
+            url,
+            headers={**every, **headers},
+            stream=True,
+            timeout=(patience.connect_s, patience.silence_s),
+            auth=_as_given if "Authorization" in headers else None,
         )
     except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
         reason = error.args[0] if error.args else error

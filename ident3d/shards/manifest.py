@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ __all__ = [
     "SourceRecord",
     "SplitEntry",
     "index_array",
+    "parse_manifest",
     "pixel_statistics",
     "read_manifest",
     "shard_name",
@@ -38,8 +40,13 @@ NAME = "dataset.json"
 
 def _check_name(where: str, name: str) -> None:
     """Manifests come from strangers, and their names become paths."""
-    if not name or Path(name).name != name or name.startswith(".") or "\\" in name or "\0" in name:
+    if not re.fullmatch(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,199}", name):
         raise SpecError(f"{where} = {name!r}: expected a plain file name")
+
+
+def _check_sha256(where: str, digest: str, *, empty: bool = False) -> None:
+    if not re.fullmatch("[0-9a-f]{64}", digest) and not (empty and not digest):
+        raise SpecError(f"{where} = {digest!r}: expected 64 hexadecimal digits")
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,9 @@ class ShardEntry:
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
+        _check_sha256("sha256", self.sha256)
+        if self.bytes < 1:
+            raise SpecError(f"bytes = {self.bytes}: expected 1 or more")
 
 
 @dataclass(frozen=True)
@@ -99,10 +109,30 @@ class SplitEntry:
     def __post_init__(self) -> None:
         if not is_layout(self.members, pairs=bool(self.pairs)):
             raise SpecError(f"members = {list(self.members)}: expected [png, latents.npy] or others of the format")
-        for name in self.extras:
+        for name, digest in self.extras.items():
             _check_name("extras", name)
+            _check_sha256(f"extras.{name}", digest)
+        for name in ("latents_sha256", "index_sha256"):
+            _check_sha256(name, getattr(self, name))
+        for name in ("pair_latents_sha256", "categories_sha256"):
+            _check_sha256(name, getattr(self, name), empty=True)
         if bool(self.pairs) != bool(self.pair_latents_sha256):
             raise SpecError(f"pair_latents_sha256 = {self.pair_latents_sha256!r}, but pairs = {self.pairs!r}")
+
+    def check_shards(self) -> None:
+        """Refuse shards that are not those of the samples: readers find sample i in shard i // shard_size.
+
+        Raises:
+            SpecError: other counts, or two of the same name.
+        """
+        if self.samples < 1 or self.shard_size < 1:
+            raise SpecError(f"samples = {self.samples}, shard_size = {self.shard_size}: expected 1 or more")
+        whole, rest = divmod(self.samples, self.shard_size)
+        counts = [self.shard_size] * whole + [rest] * bool(rest)
+        if [shard.samples for shard in self.shards] != counts:
+            raise SpecError(f"shards: expected {len(counts)} of {self.shard_size} samples, {self.samples} in all")
+        if len({shard.name for shard in self.shards}) < len(self.shards):
+            raise SpecError("shards: two of the same name")
 
 
 @dataclass(frozen=True)
@@ -177,6 +207,8 @@ class Manifest:
             raise SpecError(f"format = {self.format}: expected {FORMAT}")
         for split in self.splits:
             _check_name("splits", split)
+        if self.resolution < 1:
+            raise SpecError(f"resolution = {self.resolution}: expected 1 or more")
         if (self.scene is None) == (self.source is None):
             raise SpecError("scene, source: expected one of the two")
         for program in ("ident3d", "blender") if self.scene else ("ident3d",):
@@ -212,18 +244,39 @@ def read_manifest(root: Path) -> Manifest:
     if not root.is_dir():
         raise DatasetError(f"{root}: no such folder; expected a dataset made by `ident3d render`")
     if not path.is_file():
-        if any((root / ".render").glob("*/plan.json")):
-            raise DatasetError(f"{root}: its render is not finished; run the same `ident3d render` again to go on")
-        raise DatasetError(f"{root}: no {NAME} in it; expected a dataset made by `ident3d render`")
+        for hidden, command in ((".render", "render"), (".convert", "convert")):
+            if any((root / hidden).glob("*/plan.json")):
+                raise DatasetError(f"{root}: is not finished; run the same `ident3d {command}` again to go on")
+        raise DatasetError(f"{root}: no {NAME} in it; expected a dataset made by `ident3d render` or `ident3d convert`")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read: {error}") from None
+    return parse_manifest(data, str(path))
+
+
+def parse_manifest(content: bytes, path: str) -> Manifest:
+    """The manifest in some bytes.
+
+    Args:
+        content: of dataset.json.
+        path: where it came from, for messages.
+
+    Raises:
+        DatasetError: not JSON, not the format, or a newer version of it.
+    """
+    try:
+        data = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise DatasetError(f"{path}: cannot be read: {error}") from None
     version = data.get("format") if isinstance(data, dict) else None
     if isinstance(version, int) and version > FORMAT:
         raise DatasetError(f"{path}: format {version}; this ident3d reads up to {FORMAT}: pip install -U ident3d")
     try:
-        return from_plain(Manifest, data)
+        manifest = from_plain(Manifest, data)
+        for split in manifest.splits.values():
+            split.check_shards()
+        return manifest
     except SpecError as error:
         raise DatasetError(f"{path}: not a manifest: {error}") from None
 

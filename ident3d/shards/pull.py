@@ -24,8 +24,8 @@ from ident3d.scene import SceneSpec
 from ident3d.schema import to_plain
 from ident3d.shards.card import card_text
 from ident3d.shards.location import is_url
-from ident3d.shards.manifest import Manifest, read_manifest, write_manifest
-from ident3d.shards.remote import MANIFEST, fetch_manifest, parse_manifest
+from ident3d.shards.manifest import Manifest, parse_manifest, read_manifest, write_manifest
+from ident3d.shards.remote import MANIFEST, fetch_manifest
 
 __all__ = ["pull", "split_sums"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
 
 from ident3d.errors import DatasetError, DownloadError
 from ident3d.files import write_atomic
@@ -16,7 +15,7 @@ from ident3d.network.http import Broken, Unusable
 from ident3d.network.sources import Source, source_of
 from ident3d.network.transfer import download, is_sha256, patiently, read_whole
 from ident3d.shards.location import Location
-from ident3d.shards.manifest import Manifest, read_manifest
+from ident3d.shards.manifest import Manifest, parse_manifest
 
 __all__ = ["MANIFEST", "RemoteLocation", "fetch_manifest", "parse_manifest"]
 
@@ -134,22 +133,3 @@ def fetch_manifest(source: Source, hint: str = "") -> bytes:
     except Unusable as why:
         expected = ". Expected the folder of a dataset that ident3d made" if "no such file" in str(why) else ""
         raise DownloadError(f"{source.address(MANIFEST)}: {why}{expected}") from None
-
-
-def parse_manifest(data: bytes, where: str) -> Manifest:
-    """The manifest in some bytes, checked as one on disk is.
-
-    Args:
-        data: the content of dataset.json.
-        where: it came from, for messages.
-
-    Raises:
-        DatasetError: not a manifest, or of a newer format.
-    """
-    with TemporaryDirectory(prefix="ident3d-") as folder:
-        path = Path(folder, MANIFEST)
-        path.write_bytes(data)
-        try:
-            return read_manifest(Path(folder))
-        except DatasetError as error:
-            raise DatasetError(str(error).replace(str(path), where)) from None

@@ -213,7 +213,7 @@ def test_no_folder_an_empty_one_and_an_unfinished_render_are_told_apart(tmp_path
         read_manifest(tmp_path / "lost")
     (tmp_path / "begun" / ".render" / "train").mkdir(parents=True)
     (tmp_path / "begun" / ".render" / "train" / "plan.json").write_text("{}")
-    with pytest.raises(DatasetError, match="its render is not finished; run the same `ident3d render` again"):
+    with pytest.raises(DatasetError, match="is not finished; run the same `ident3d render` again"):
         read_manifest(tmp_path / "begun")
 
 
