@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -13,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ident3d._version import __version__
-from ident3d.errors import SpecError
-from ident3d.files import npy_bytes, write_atomic, write_json
+from ident3d.files import npy_bytes, write_atomic
 from ident3d.render.folder import RenderFolder
 from ident3d.render.plan import SPLITS, RenderPlan, ShardJob
 from ident3d.scenes import Scene
-from ident3d.schema import from_plain, to_plain
+from ident3d.schema import to_plain
 from ident3d.shards.card import card_text
 from ident3d.shards.manifest import (
     FORMAT,
@@ -31,37 +29,21 @@ from ident3d.shards.manifest import (
     shard_name,
     write_manifest,
 )
-from ident3d.shards.summary import EXTENSIONS, PAIR_EXTENSIONS, BadSample, ShardSummary, file_sha256, summarise
+from ident3d.shards.summary import EXTENSIONS, PAIR_EXTENSIONS, ShardSummary, file_sha256
+from ident3d.shards.workfolder import trusted_summary
 
 __all__ = ["finished_summary", "finish_split", "latent_files", "save_scene", "split_entry"]
 
 
 def finished_summary(job: ShardJob, latents: NDArray[np.float32], resolution: int) -> ShardSummary | None:
-    """The summary of a shard that is in place, or None where it must be rendered.
-
-    A shard is trusted only when its checksum is the one in its sidecar. Without a good sidecar (a kill between the two
-    writes) it is read and checked whole.
+    """The summary of a shard that is in place, or None where it must be rendered: see `trusted_summary`.
 
     Args:
         job: the shard's.
         latents: of its samples, (n, 10), or (n, 2, 10) for pairs.
         resolution: the pictures' side in pixels.
     """
-    path, sidecar = Path(job.path), Path(job.sidecar)
-    if not path.is_file():
-        return None
-    try:
-        summary = from_plain(ShardSummary, json.loads(sidecar.read_text(encoding="utf-8")))
-        if file_sha256(path) == summary.sha256:
-            return summary
-    except (OSError, ValueError, SpecError):
-        pass
-    try:
-        summary = summarise(path, job.start, latents, resolution)
-    except BadSample:
-        return None
-    write_json(sidecar, to_plain(summary))
-    return summary
+    return trusted_summary(Path(job.path), Path(job.sidecar), job.start, latents, resolution)
 
 
 def save_scene(root: Path, scene: Scene) -> None:

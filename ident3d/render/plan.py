@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from ident3d.errors import SpecError
 from ident3d.render.quality import RenderSettings
 from ident3d.shards.manifest import shard_name
+from ident3d.shards.workfolder import plan_differences
 
 __all__ = ["MAX_RESOLUTION", "SPLITS", "RenderPlan", "ShardJob", "auto_shard_size"]
 
@@ -81,12 +82,7 @@ class RenderPlan:
 
     def differences(self, other: RenderPlan, only: tuple[str, ...] | None = None) -> list[str]:
         """One line a field in which `other` (what is asked now) differs from this plan (what is there)."""
-        lines = []
-        for field in fields(self):
-            there, asked = ("none" if v == "" else v for v in (getattr(p, field.name) for p in (self, other)))
-            if there != asked and (only is None or field.name in only):
-                lines.append(f"{field.name}: {there} there, {asked} asked")
-        return lines
+        return plan_differences(self, other, only)
 
 
 @dataclass(frozen=True)
