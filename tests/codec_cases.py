@@ -160,10 +160,10 @@ WEBPS: dict[str, Callable[[NDArray[np.uint8]], bytes]] = {
     "lossy": lambda p: encoded(p, "WEBP", quality=60),
     "lossy, alpha": lambda p: encoded(with_alpha(p), "WEBP", quality=60),
     "animated": lambda p: encoded(
-        p, "WEBP", lossless=True, save_all=True, append_images=[Image.fromarray(255 - p)], duration=40
+        p, "WEBP", lossless=True, save_all=True, append_images=[Image.fromarray(~p)], duration=40
     ),
     "animated, alpha": lambda p: encoded(
-        with_alpha(p), "WEBP", save_all=True, append_images=[Image.fromarray(with_alpha(255 - p))], duration=40
+        with_alpha(p), "WEBP", save_all=True, append_images=[Image.fromarray(with_alpha(~p))], duration=40
     ),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,13 +151,14 @@ def test_renders_of_the_released_generator(codec: str, reference_renders: Path) 
 @pytest.mark.parametrize("kind", ["PNG", "PNG, alpha", "PNG, grey", "WEBP", "JPEG"])
 def test_pixels_go_where_they_are_told(codec: str, kind: str) -> None:
     pixels = shaded(10, 14)
-    data = {
+    kinds: dict[str, Callable[[], bytes]] = {
         "PNG": lambda: encode_png(pixels),
         "PNG, alpha": lambda: encoded(with_alpha(pixels), "PNG"),
         "PNG, grey": lambda: encoded(pixels, "PNG", "L"),
         "WEBP": lambda: encode_webp(pixels),
         "JPEG": lambda: encoded(pixels, "JPEG"),
-    }[kind]()
+    }
+    data = kinds[kind]()
     expected = by_plain_pillow(data)
     batch = np.zeros((3, 10, 14, 3), np.uint8)
     place = batch[1]

@@ -60,7 +60,7 @@ def test_it_survives_pickling() -> None:
 
 @pytest.mark.parametrize("name", ["hue", "", "Class"])
 def test_an_unknown_name_is_refused(name: str) -> None:
-    with pytest.raises(SpecError, match="unknown factor .*expected one of object_x, .*class, size"):
+    with pytest.raises(SpecError, match=r"unknown factor .*expected one of object_x, .*class, size"):
         table()[name]
 
 

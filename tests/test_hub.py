@@ -237,7 +237,7 @@ def test_no_room_no_network_and_another_push_are_told(
     with pytest.raises(DownloadError, match=r"somebody else changed it meanwhile \(HTTP 412"):
         push(fabricated, NAME, quiet=True)
     for status, words in ((413, "has no room"), (503, "try again later"), (500, "try again later")):
-        hub.fail = lambda method, path, status=status: status if "/commit/" in path else 0  # type: ignore[misc]
+        hub.fail = lambda method, path, status=status: status if "/commit/" in path else 0
         with pytest.raises(DownloadError, match=rf"push: .*{words}|HTTP {status}"):
             push(fabricated, NAME, quiet=True)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")

@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 from flaky_server import Reply, Site, serving
 
-from ident3d.datasets import download as module
 from ident3d.datasets.download import download
 from ident3d.datasets.records import RECORDS, Record, RemoteFile, find_record
 from ident3d.errors import DatasetError, DownloadError, SpecError
@@ -363,6 +362,6 @@ def test_patience_is_handed_on(site: Site, tmp_path: Path) -> None:
 
 def test_nothing_is_whole_before_the_disk_has_it(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there: list[bool] = []
-    monkeypatch.setattr(module.os, "sync", lambda: there.append((tmp_path / "3dident" / "test").exists()))
+    monkeypatch.setattr(os, "sync", lambda: there.append((tmp_path / "3dident" / "test").exists()))
     download("3dident", tmp_path, splits="test")
     assert there == [False]

@@ -147,7 +147,9 @@ def frames_of(path: Path) -> Any:
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64, np.float16, ">f4"])
 def test_frames_are_those_of_the_array(tmp_path: Path, channels: int, compressed: bool, dtype: Any) -> None:
     def write(channel_count: int, kind: Any) -> Path:
-        return MAKE.make_temporal(tmp_path, {"test": 9}, channels=channel_count, compressed=compressed, dtype=kind)
+        options = {"channels": channel_count, "compressed": compressed, "dtype": kind}
+        made: Path = MAKE.make_temporal(tmp_path, {"test": 9}, **options)
+        return made
 
     if channels == 5:  # Pillow is not asked here: depth or segmentation may come behind the colours
         pixels = np.random.default_rng(0).integers(0, 256, (9, 8, 8, 5), dtype=np.uint8)

@@ -121,19 +121,19 @@ def test_every_item_is_the_sample_on_disk(roots: dict[Any, Path], reader: type[P
 def test_what_was_stored_is_kept_bit_for_bit(roots: dict[Any, Path], reader: type[Published]) -> None:
     root, data = roots[reader], reader(roots[reader], "test")
     kept = data.extras()
-    if reader is ThreeDIdent:
+    if isinstance(data, ThreeDIdent):
         stored = {f"{new}.npy": np.load(root / f"3dident/test/{old}.npy") for new, old in MOVED}
         np.testing.assert_array_equal(data.raw_latents, stored["raw_latents.npy"])
         np.testing.assert_array_equal(data.published_latents, stored["published_latents.npy"])
         assert data.raw_latents.dtype == np.float32
         assert isinstance(data.raw_latents.base, np.memmap)
-    elif reader is Causal3DIdent:
+    elif isinstance(data, Causal3DIdent):
         stored = {f"{new}_{k}.npy": np.load(root / f"testset/{old}_{k}.npy") for new, old in MOVED for k in (0, 1, 4)}
         np.testing.assert_array_equal(
             data.raw_latents, np.concatenate([stored[f"raw_latents_{k}.npy"] for k in CAUSAL])
         )
         assert data.raw_latents.dtype == np.float64
-    elif reader is TemporalCausal3DIdent:
+    elif isinstance(data, TemporalCausal3DIdent):
         arrays = np.load(root / "test.npz")
         stored = {f"{name}.npy": arrays[name] for name in ("raw_latents", "shape_latents", "interventions")}
         np.testing.assert_array_equal(data.raw_latents, arrays["raw_latents"])
@@ -211,7 +211,7 @@ def test_tables_of_multimodal_samples_are_kept_by_name(roots: dict[Any, Path]) -
     data = Multimodal3DIdent(roots[Multimodal3DIdent])
     words = data.text_latents
     assert words["object_color_name"].dtype.kind == "U"
-    assert (words["object_color_index"].dtype, words["text_phrasing"].shape) == (np.int64, (20,))
+    assert (words["object_color_index"].dtype, words["text_phrasing"].shape) == (np.dtype(np.int64), (20,))
     assert all(word in data.text(i) for i, word in enumerate(words["object_color_name"]))
     np.testing.assert_array_equal(data.image_latents["object_color"], data.raw_latents[:, 3])
     assert data.raw_latents.dtype == np.float64

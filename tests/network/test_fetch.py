@@ -7,10 +7,10 @@ import random
 import shutil
 import socket
 import subprocess
-from collections import namedtuple
 from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -339,7 +339,7 @@ class TestDisk:
     def test_room_is_looked_for_first(
         self, site: Site, path: Path, monkeypatch: pytest.MonkeyPatch, unpacked: bool, needs: str
     ) -> None:
-        usage = namedtuple("usage", "free")(2 * len(CONTENT) - 1 if unpacked else len(CONTENT) - 1)
+        usage = SimpleNamespace(free=2 * len(CONTENT) - 1 if unpacked else len(CONTENT) - 1)
         monkeypatch.setattr(shutil, "disk_usage", lambda where: usage)
         with pytest.raises(DownloadError, match=needs):
             fetch([site.add("/set.tar", CONTENT)], path, unpacked_in=path.parents[1] if unpacked else None)
@@ -354,7 +354,7 @@ class TestDisk:
         if subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", disk], capture_output=True).returncode:
             pytest.skip("this user may not mount a small disk")
         try:
-            usage = namedtuple("usage", "free")(1 << 40)
+            usage = SimpleNamespace(free=1 << 40)
             monkeypatch.setattr(shutil, "disk_usage", lambda where: usage)
             url = site.add("/set.tar", CONTENT)
             with pytest.raises(DownloadError, match="No space left on device; what has arrived is kept: make room"):

@@ -123,7 +123,7 @@ def test_a_token_stays_with_the_hub(hub: FakeHub) -> None:
         sent.append((path, handler.headers.get("Authorization")))
         answer(handler, path, *rest)
 
-    hub.answer = note  # type: ignore[method-assign, assignment]
+    hub.answer = note
     Ident3D("hf://datasets/ada/teapots")[0]
     assert all((token is None) == path.startswith("/cdn") for path, token in sent)
     assert any(path.startswith("/cdn") for path, _ in sent)

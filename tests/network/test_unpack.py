@@ -8,9 +8,9 @@ import random
 import shutil
 import subprocess
 import tarfile
-from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +19,7 @@ from ident3d.network import unpack as module
 from ident3d.network.unpack import unpack
 
 FILES = {f"set/images/{k}.png": random.Random(k).randbytes(600 * k) for k in range(9)}
+Save = Callable[[bytes | bytearray], Path]
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, **more: object) -> tarfile.TarInfo:
@@ -49,8 +50,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def save(tmp_path: Path) -> Callable[[bytes], Path]:
-    def write(content: bytes) -> Path:
+def save(tmp_path: Path) -> Save:
+    def write(content: bytes | bytearray) -> Path:
         (tmp_path / "set.tar").write_bytes(content)
         return tmp_path / "set.tar"
 
@@ -59,9 +60,6 @@ def save(tmp_path: Path) -> Callable[[bytes], Path]:
 
 def tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-Save = Callable[[bytes], Path]
 
 
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -220,7 +218,7 @@ class TestDamaged:
 class TestRoom:
     def test_a_bomb(self, save: Save, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Some kilobytes that declare to be half a gigabyte: refused before the member is begun."""
-        usage = namedtuple("usage", "free")(1 << 20)
+        usage = SimpleNamespace(free=1 << 20)
         monkeypatch.setattr(shutil, "disk_usage", lambda where: usage)
         bomb = gzip.compress(tar_bytes(member("zeros", size=1 << 24)))
         with pytest.raises(DownloadError, match=r"unpacks to 0.02 GB or more, 0.00 GB were free; make room"):
