@@ -12,6 +12,9 @@ from ident3d._version import __version__
 
 if TYPE_CHECKING:
     from ident3d.conditionals import Change, Joint, Share, conditional
+    from ident3d.conversion.dataset import convert
+    from ident3d.conversion.options import ConvertOptions
+    from ident3d.datasets.download import download
     from ident3d.datasets.ident3d import Ident3D
     from ident3d.datasets.kitti_masks import KittiMasks
     from ident3d.datasets.pair_report import PairReport, pair_report
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from ident3d.distributions import Distribution, GeneralizedNormal, Laplace, Normal, Uniform
     from ident3d.errors import BusyError, DatasetError, DownloadError, Ident3DError, RenderError, SpecError
     from ident3d.factors import FACTORS, Categorical, Factor, Factors, FactorTable
+    from ident3d.hub import pull, push
     from ident3d.render.dataset import RenderOptions, render_dataset
     from ident3d.render.pictures import render_latents
     from ident3d.scene import SceneParams, SceneSpec, scene_params
@@ -38,8 +42,11 @@ __all__ = [
     "Causal3DIdent",
     "Change",
     "conditional",
+    "convert",
+    "ConvertOptions",
     "DatasetError",
     "Distribution",
+    "download",
     "DownloadError",
     "Factor",
     "FACTORS",
@@ -60,6 +67,8 @@ __all__ = [
     "PairReport",
     "PairSampler",
     "Product",
+    "pull",
+    "push",
     "Real",
     "render_dataset",
     "render_latents",
@@ -80,7 +89,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "conversion.dataset": ("convert",),
+    "conversion.options": ("ConvertOptions",),
     "conditionals": ("Change", "conditional", "Joint", "Share"),
+    "datasets.download": ("download",),
     "datasets.ident3d": ("Ident3D",),
     "datasets.kitti_masks": ("KittiMasks",),
     "datasets.pair_report": ("pair_report", "PairReport"),
@@ -91,6 +103,7 @@ _HOMES = {
     "distributions": ("Distribution", "GeneralizedNormal", "Laplace", "Normal", "Uniform"),
     "errors": ("BusyError", "DatasetError", "DownloadError", "Ident3DError", "RenderError", "SpecError"),
     "factors": ("Categorical", "FACTORS", "Factor", "Factors", "FactorTable"),
+    "hub": ("pull", "push"),
     "render.dataset": ("RenderOptions", "render_dataset"),
     "render.pictures": ("render_latents",),
     "scene": ("SceneParams", "SceneSpec", "scene_params"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes, Positional, arg, subcommand
+from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes, Positional, UseAppendAction, arg, subcommand
 
+from ident3d.conversion.options import ConvertOptions
 from ident3d.errors import Ident3DError
 from ident3d.render.dataset import Interrupted, RenderOptions, render_dataset
 
@@ -218,6 +220,17 @@ class Pairs:
 
 
 @dataclass(frozen=True)
+class Convert(ConvertOptions):
+    """Convert a published dataset to shards, shards to others, or shards to a published layout."""
+
+    def run(self) -> None:
+        """Convert, and say where the result is."""
+        from ident3d.conversion import convert
+
+        print(f"{convert(self)}: converted")
+
+
+@dataclass(frozen=True)
 class Download:
     """Fetch a published dataset, check it and unpack it; go on where the same command stopped.
 
@@ -225,7 +238,7 @@ class Download:
         name: 3dident, causal3dident, multimodal3dident or kitti-masks.
         root: the folder it goes into; by default `datasets` in the cache folder (IDENT3D_HOME).
         splits: just the files that bring these; all by default.
-        mirror: base URLs that are tried first, in this order.
+        mirror: a base URL that is tried first; may be given several times.
         offline: never use the network, as IDENT3D_OFFLINE=1 does.
         keep: leave the archives in the cache folder once they are unpacked.
         quiet: no progress bar.
@@ -234,7 +247,7 @@ class Download:
     name: Positional[Annotated[str, arg(metavar="NAME")]]
     root: Annotated[Path | None, arg(metavar="DIR")] = None
     splits: Annotated[tuple[str, ...] | None, arg(metavar="NAME ...")] = None
-    mirror: Annotated[tuple[str, ...], arg(metavar="URL ...")] = ()
+    mirror: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="URL")] = ()
     offline: FlagCreatePairsOff[bool] = False
     keep: FlagCreatePairsOff[bool] = False
     quiet: FlagCreatePairsOff[bool] = False
@@ -330,11 +343,17 @@ Command = (
     | Annotated[Verify, subcommand("verify")]
     | Annotated[Info, subcommand("info")]
     | Annotated[Pairs, subcommand("pairs")]
+    | Annotated[Convert, subcommand("convert")]
     | Annotated[Download, subcommand("download")]
     | Annotated[Push, subcommand("push")]
     | Annotated[Pull, subcommand("pull")]
     | Annotated[Figure, subcommand("figure")]
 )
+
+
+def _show(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning as a line for the user, without the place in the code that gives it."""
+    print(f"ident3d: warning: {message}", file=sys.stderr)
 
 
 def main(args: list[str] | None = None) -> None:
@@ -347,7 +366,9 @@ def main(args: list[str] | None = None) -> None:
             args=args,
             config=(OmitSubcommandPrefixes,),
         )
-        status = command.run()
+        with warnings.catch_warnings():
+            warnings.showwarning = _show
+            status = command.run()
     except Ident3DError as error:
         print(f"ident3d: {error}", file=sys.stderr)
         sys.exit(2)

@@ -15,6 +15,7 @@ MODULES = [
     "distributions",
     "von_mises_fisher",
     "conditionals",
+    "conversion.dataset",
     "datasets.ident3d",
     "datasets.kitti_masks",
     "datasets.streaming",

@@ -72,7 +72,7 @@ class ShardedSplit:
     @property
     def remedy(self) -> str:
         """What to do about a damaged sample."""
-        if self.manifest.scene is None:
+        if self.manifest.source is not None:
             return "run `ident3d verify`, and convert or fetch it again"
         return "run `ident3d verify --repair`"
 

@@ -44,14 +44,13 @@ def check_repo(repo: str) -> str:
     Raises:
         SpecError: another text; huggingface_hub is not installed.
     """
+    if not REPO.fullmatch(repo):
+        raise SpecError(f"{repo!r}: expected user/name, e.g. ada/teapots")
+    hub = import_hub()
     try:
-        good = bool(REPO.fullmatch(repo))
-        if good:
-            import_hub().utils.validate_repo_id(repo)
+        hub.utils.validate_repo_id(repo)
     except ValueError as error:
         raise SpecError(f"{repo!r}: not the name of a repository: {error}") from None
-    if not good:
-        raise SpecError(f"{repo!r}: expected user/name, e.g. ada/teapots")
     return repo
 
 

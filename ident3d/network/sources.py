@@ -221,6 +221,8 @@ def source_of(url: str) -> Source:
         from ident3d.network.hub_source import HubSource
 
         return HubSource(url)
+    if url.lower().startswith("hf://") and not url.startswith(("hf://spaces/", "hf://models/")):
+        raise SpecError(f"{url}: expected hf://datasets/user/name")
     if url.partition("://")[0].lower() in ("http", "https"):
         return HttpSource(url)
     return FsspecSource(url)

@@ -57,7 +57,7 @@ def repair_dataset(
         RenderError: Blender is absent or failed, or the disk is full.
     """
     manifest = read_manifest(root)
-    if manifest.scene is None:
+    if manifest.scene is None or manifest.source is not None:
         raise DatasetError(
             f"{root}: was converted, not rendered, so it cannot be repaired here; convert it again from its source"
         )

@@ -229,7 +229,7 @@ rows = {rows}"""
 def _care(manifest: Manifest, repo: str) -> str:
     got = f"`ident3d pull {repo} PATH` fetches the whole dataset and checks every file.\n" if repo else ""
     verify = "`ident3d verify PATH` checks every byte"
-    if manifest.scene is None:
+    if manifest.source is not None:
         return f"{got}{verify}."
     return f"{got}{verify}, `ident3d verify PATH --repair` renders what is damaged again."
 

@@ -26,11 +26,14 @@ def _split_lines(name: str, split: SplitEntry) -> list[str]:
 
 
 def _origin_lines(m: Manifest) -> list[str]:
+    lines = []
+    if m.source is not None:
+        lines = [m.origin, f"licence {m.source.license}; cite {m.source.citation}"]
     if m.scene is None:
-        assert m.source is not None
-        return [m.origin, f"licence {m.source.license}; cite {m.source.citation}"]
+        return lines
     settings = ", ".join(f"{key} {value}" for key, value in m.render.items())
     return [
+        *lines,
         f"rendered by ident3d {m.versions['ident3d']}, Blender {m.versions['blender']}, on {m.device}",
         f"quality {m.quality}: {settings}",
         f"scene sha256 {m.scene.digest}",

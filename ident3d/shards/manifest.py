@@ -155,10 +155,10 @@ class SceneRecord:
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """The published dataset that a dataset was converted from.
+    """What a dataset was converted from.
 
     Attributes:
-        layout: its layout on disk, e.g. `3dident`.
+        layout: of a published dataset on disk, e.g. `3dident`, or `shards`.
         title: in words.
         license: its licence on the Hub's list, e.g. `cc-by-4.0`, or `unknown`.
         citation: whom to cite.
@@ -172,7 +172,8 @@ class SourceRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A dataset, either rendered here (`scene`) or converted from a published one (`source`).
+    """A dataset: rendered here (`scene`), converted from a published one (`source`), or rendered and then altered by a
+    conversion (both).
 
     Attributes:
         format: of this file.
@@ -209,8 +210,8 @@ class Manifest:
             _check_name("splits", split)
         if self.resolution < 1:
             raise SpecError(f"resolution = {self.resolution}: expected 1 or more")
-        if (self.scene is None) == (self.source is None):
-            raise SpecError("scene, source: expected one of the two")
+        if self.scene is None and self.source is None:
+            raise SpecError("scene, source: expected one of the two at least")
         for program in ("ident3d", "blender") if self.scene else ("ident3d",):
             if program not in self.versions:
                 raise SpecError(f"versions.{program}: missing; expected a text")

@@ -96,6 +96,8 @@ def pull(
     asked = list(splits) if splits is not None and not isinstance(splits, str) else splits
     if isinstance(asked, str):
         raise SpecError(f"splits={asked!r}: expected a list of names, e.g. [{asked!r}]")
+    if asked == []:
+        raise SpecError("splits is empty: expected names, or None for all")
     with disk_errors(out):
         _begun(out, source, asked)
         out.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,9 @@ def test_some_splits_are_pulled_alone(pushed: FakeHub, fabricated: Path, tmp_pat
     assert list(read_manifest(out).splits) == ["test"]
     assert verify_dataset(out) == []
     assert len(Ident3D(out, "test")) == 6
-    for splits in (["val"], [], ["test", "val"]):
+    with pytest.raises(SpecError, match="splits is empty"):
+        pull(NAME, tmp_path / "other", splits=[], quiet=True)
+    for splits in (["val"], ["test", "val"]):
         with pytest.raises(SpecError, match="expected names out of train, test"):
             pull(NAME, tmp_path / "other", splits=splits, quiet=True)
     with pytest.raises(SpecError, match="expected a list of names"):
