@@ -21,7 +21,8 @@ from ident3d.datasets.published_base import Published
 from ident3d.errors import DatasetError
 from ident3d.files import read_npy
 from ident3d.schema import to_plain
-from ident3d.shards.location import is_url, locate
+from ident3d.shards.locate import locate
+from ident3d.shards.location import is_url
 from ident3d.shards.manifest import NAME, Manifest, SourceRecord, SplitEntry
 from ident3d.shards.summary import PICTURES, file_sha256, members_of
 

@@ -36,7 +36,7 @@ def whole(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
-def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+def ranks_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None and world_size is None:
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if distributed else (0, 1)
@@ -86,7 +86,7 @@ class BatchStream(Sampler[list[tuple[int, int]]]):
         self.batch_size, self.seed = whole("batch_size", batch_size, 1), whole("seed", seed, 0)
         if self.batch_size > MAX_BATCH:
             raise SpecError(f"batch_size = {batch_size}: expected at most {MAX_BATCH:,}")
-        self.rank, self.world_size = _ranks(rank, world_size)
+        self.rank, self.world_size = ranks_of(rank, world_size)
         default = max(1, samples // (self.batch_size * self.world_size))
         self.batches = default if batches is None else whole("batches", batches, 1)
         self.step = 0

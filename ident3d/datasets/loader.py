@@ -12,7 +12,7 @@ from jaxtyping import Int64
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from ident3d.datasets.batches import _ranks, generator_of, whole
+from ident3d.datasets.batches import ranks_of, generator_of, whole
 from ident3d.datasets.blocks import Blocks, ahead, normalize_into, pieces
 from ident3d.datasets.serving import Array
 from ident3d.errors import DatasetError, SpecError
@@ -81,7 +81,7 @@ class EpochOrder:
     ) -> None:
         self.samples, self.shuffle, self.drop_last = samples, bool(shuffle), bool(drop_last)
         self.batch_size, self.seed = whole("batch_size", batch_size, 1), whole("seed", seed, 0)
-        self.rank, self.world_size = _ranks(rank, world_size)
+        self.rank, self.world_size = ranks_of(rank, world_size)
         self._round = self.batch_size * self.world_size
         if not len(self):
             raise SpecError(

@@ -9,7 +9,8 @@ from pathlib import Path
 from ident3d.datasets.serving import Statistics
 from ident3d.errors import DatasetError
 from ident3d.factors import Factors
-from ident3d.shards.location import SplitFiles, is_url, locate
+from ident3d.shards.locate import locate
+from ident3d.shards.location import SplitFiles, is_url
 from ident3d.shards.manifest import Manifest, SplitEntry
 
 __all__ = ["ShardedSplit"]

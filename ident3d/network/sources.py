@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from ident3d.errors import SpecError
 from ident3d.network.http import Answer, Broken, Patience, Unusable, body, check_url, get, shown, understand
 
-__all__ = ["FsspecSource", "HttpSource", "Opened", "Source", "source_of"]
+__all__ = ["FsspecSource", "HttpSource", "Opened", "Source"]
 
 Opened = tuple[Answer, Iterator[bytes]]
 """What is about to come of a file, and its bytes."""
@@ -209,20 +209,3 @@ def _forget_loop() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_loop)
-
-
-def source_of(url: str) -> Source:
-    """What reads a URL.
-
-    Raises:
-        SpecError: a URL that nothing here reads; says what is missing.
-    """
-    if url == "hf://datasets" or url.startswith("hf://datasets/"):
-        from ident3d.network.hub_source import HubSource
-
-        return HubSource(url)
-    if url.lower().startswith("hf://") and not url.startswith(("hf://spaces/", "hf://models/")):
-        raise SpecError(f"{url}: expected hf://datasets/user/name")
-    if url.partition("://")[0].lower() in ("http", "https"):
-        return HttpSource(url)
-    return FsspecSource(url)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ident3d.shards.manifest import Manifest, read_manifest
 
-__all__ = ["Location", "SplitFiles", "is_url", "locate"]
+__all__ = ["Location", "SplitFiles", "is_url"]
 
 
 class Location:
@@ -69,16 +69,3 @@ class SplitFiles:
 def is_url(root: str | os.PathLike[str]) -> bool:
     """Whether a dataset's root is a URL, such as `hf://datasets/user/name`, and not a path."""
     return isinstance(root, str) and "://" in root
-
-
-def locate(root: str | os.PathLike[str]) -> Location:
-    """The location of a path or URL.
-
-    Raises:
-        SpecError: a URL of a kind that fsspec does not know, or whose package is not installed.
-    """
-    if is_url(root):
-        from ident3d.shards.remote import RemoteLocation
-
-        return RemoteLocation(str(root))
-    return Location(Path(root))

@@ -18,8 +18,9 @@ from ident3d.files import write_atomic, write_json
 from ident3d.home import offline
 from ident3d.network.fetch import disk_errors, locked
 from ident3d.network.hub_source import HubSource, check_repo
-from ident3d.network.sources import Source, source_of
+from ident3d.network.sources import Source
 from ident3d.network.transfer import check_room, download, is_sha256
+from ident3d.network.urls import source_of
 from ident3d.scene import SceneSpec
 from ident3d.schema import to_plain
 from ident3d.shards.card import card_text

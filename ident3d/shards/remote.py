@@ -12,8 +12,9 @@ from ident3d.home import cache_home, offline
 from ident3d.network import transfer
 from ident3d.network.fetch import disk_errors
 from ident3d.network.http import Broken, Unusable
-from ident3d.network.sources import Source, source_of
+from ident3d.network.sources import Source
 from ident3d.network.transfer import download, is_sha256, patiently, read_whole
+from ident3d.network.urls import source_of
 from ident3d.shards.location import Location
 from ident3d.shards.manifest import Manifest, parse_manifest
 

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 
 from ident3d import DownloadError, Ident3D, SpecError
 from ident3d.network.http import Patience
-from ident3d.network.sources import HttpSource, source_of
+from ident3d.network.sources import HttpSource
+from ident3d.network.urls import source_of
 from ident3d.shards.remote import RemoteLocation
 
 # torch's workers, on Python 3.12 and later.

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 from ident3d import DatasetError, DownloadError, Ident3D
 from ident3d.network import transfer
 from ident3d.network.http import Patience
-from ident3d.network.sources import source_of
-from ident3d.shards.location import locate
+from ident3d.network.urls import source_of
+from ident3d.shards.locate import locate
 from ident3d.shards.remote import RemoteLocation
 
 # torch's workers, on Python 3.12 and later.
