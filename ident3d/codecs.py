@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import io
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +34,7 @@ from ident3d.picture_headers import (
     HEADER_SIZE,
     IDAT_CRC,
     IEND,
+    IHDR,
     MAX_PIXELS,
     SIGNATURE,
     PlainPng,
@@ -106,16 +108,41 @@ def decode(data: bytes | memoryview, out: NDArray[np.uint8] | None = None) -> ND
 
 
 def encode_png(pixels: NDArray[np.uint8]) -> bytes:
-    """A PNG without any metadata, so that equal pixels are equal bytes.
+    """A PNG without metadata, so that equal pixels are equal bytes.
+
+    Rows are filtered by Sub or Up, whichever leaves less. Undoing the Paeth filter, which other encoders prefer, takes
+    most of the time that decoding takes: these pictures decode twice as fast, in no more bytes.
 
     Args:
-        pixels: RGB, shape (H, W, 3).
-    """
-    from PIL import Image
+        pixels: RGB, uint8 (H, W, 3).
 
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
+    Raises:
+        ValueError: another shape or type.
+    """
+    _check_pixels(pixels)
+    height, width, _ = pixels.shape
+    differences = np.empty((2, height, width, 3), np.uint8)  # to the left, and to the row above, modulo 256
+    differences[:, :] = pixels
+    differences[0, :, 1:] -= pixels[:, :-1]
+    differences[1, 1:] -= pixels[:-1]
+    left = np.abs(differences.view(np.int8).astype(np.int16)).sum(axis=(2, 3))
+    above = (left[1] < left[0]).astype(np.uint8)
+    rows = np.empty((height, 1 + 3 * width), np.uint8)
+    rows[:, 0] = 1 + above
+    rows[:, 1:] = np.where(above[:, None, None], differences[1], differences[0]).reshape(height, -1)
+    packer = zlib.compressobj(6, memLevel=9)
+    packed = packer.compress(rows) + packer.flush()
+    header = _chunk(b"IHDR", IHDR.pack(width, height, 8, 2, 0, 0, 0))
+    return SIGNATURE + header + _chunk(b"IDAT", packed) + IEND
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return CHUNK.pack(len(content), kind) + content + CRC.pack(zlib.crc32(content, zlib.crc32(kind)))
+
+
+def _check_pixels(pixels: NDArray[np.uint8]) -> None:
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
+        raise ValueError(f"pixels are {pixels.dtype} of shape {pixels.shape}, expected uint8 of shape (H, W, 3)")
 
 
 def encode_webp(pixels: NDArray[np.uint8]) -> bytes:
@@ -129,8 +156,7 @@ def encode_webp(pixels: NDArray[np.uint8]) -> bytes:
     """
     from PIL import Image
 
-    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
-        raise ValueError(f"pixels are {pixels.dtype} of shape {pixels.shape}, expected uint8 of shape (H, W, 3)")
+    _check_pixels(pixels)
     buffer = io.BytesIO()
     # 0.70 to 0.75 of the bytes of the smallest PNG at 224 px, in 60 ms. Method 4 takes half the time, but misses 0.75
     # where few samples leave noise; quality 100 wins another 4% for ten times as long.

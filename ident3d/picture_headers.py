@@ -14,6 +14,7 @@ __all__ = [
     "CRC",
     "HEADER_SIZE",
     "IDAT_CRC",
+    "IHDR",
     "IEND",
     "MAX_PIXELS",
     "PlainPng",
@@ -35,7 +36,7 @@ IEND = bytes.fromhex("0000000049454e44ae426082")
 IDAT_CRC = zlib.crc32(b"IDAT")
 CHUNK = struct.Struct(">I4s")
 CRC = struct.Struct(">I")
-_IHDR = struct.Struct(">IIBBBBB")
+IHDR = struct.Struct(">IIBBBBB")
 _PLAIN_FORMS = {(8, 2, 0, 0, 0): 3, (8, 6, 0, 0, 0): 4}
 """Bit depth, colour type, compression, filter and interlace methods of RGB and RGBA: their channels."""
 
@@ -119,9 +120,9 @@ def plain_png(data: bytes) -> PlainPng | None:
         ValueError: cut short, damaged or too large.
     """
     (first, begin, end), *others = _chunks(data)
-    if first != b"IHDR" or end - begin != _IHDR.size:
+    if first != b"IHDR" or end - begin != IHDR.size:
         return None
-    width, height, *form = _IHDR.unpack_from(data, begin)
+    width, height, *form = IHDR.unpack_from(data, begin)
     check_size(width, height)
     channels = _PLAIN_FORMS.get(tuple(form))
     if channels is None or width == 0 or height == 0:

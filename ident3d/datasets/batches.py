@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from numbers import Integral
 from typing import Any
 
@@ -108,6 +109,11 @@ class BatchStream(Sampler[list[tuple[int, int]]]):
         """
         self.step = whole("epoch", epoch, 0) * self.batches
 
+    def numbers(self) -> list[int]:
+        """This rank's batches in the rest of the epoch."""
+        rest = self.batches - self.step % self.batches
+        return [(self.step + k) * self.world_size + self.rank for k in range(rest)]
+
     def __len__(self) -> int:
         return self.batches
 
@@ -147,19 +153,27 @@ class PairLoader(DataLoader[Any]):
     Args:
         dataset: items by pairs of numbers.
         stream: which items, in batches.
+        made: gives what is left of an epoch, in place of what a DataLoader does.
         options: of DataLoader: num_workers, pin_memory, ...
 
     Raises:
         SpecError: an option that the stream decides.
     """
 
-    def __init__(self, dataset: Any, stream: BatchStream, **options: Any) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        stream: BatchStream,
+        *,
+        made: Callable[[BatchStream], Generator[Any]] | None = None,
+        **options: Any,
+    ) -> None:
         taken = {"batch_sampler", "sampler", "shuffle", "drop_last"} & set(options)
         if taken:
             raise SpecError(
                 f"{', '.join(sorted(taken))}: not an option of pairs, which decide their batches themselves"
             )
-        self.stream = stream
+        self.stream, self._made = stream, made
         # Without one, DataLoader draws its workers' seeds from torch's global generator.
         options.setdefault("generator", generator_of("loader", stream.seed))
         super().__init__(dataset, batch_sampler=stream, **options)
@@ -167,9 +181,15 @@ class PairLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.stream.step = self._step
-        for batch in super().__iter__():
-            self._step += 1
-            yield batch
+        if self._made is None:
+            for batch in super().__iter__():
+                self._step += 1
+                yield batch
+            return
+        with closing(self._made(self.stream)) as batches:
+            for batch in batches:
+                self._step += 1
+                yield batch
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; see `BatchStream.set_epoch`."""

@@ -20,10 +20,11 @@ from torch.utils.data import Dataset
 
 from ident3d.conditionals import columns_of, share_of
 from ident3d.conditionals import conditional as parse_conditional
-from ident3d.datasets.batches import BatchStream, PairLoader, generator_of
+from ident3d.datasets.batches import BatchStream, PairLoader, generator_of, whole
 from ident3d.datasets.groups import GroupedNearest, groups_of
 from ident3d.datasets.index_cache import IndexCache
 from ident3d.datasets.matching import Metric, Nearest, check_match, make_index
+from ident3d.datasets.pair_batches import PairBatches
 from ident3d.datasets.pictures import PictureDataset, sample_of
 from ident3d.datasets.serving import Array
 from ident3d.datasets.views import ViewItems, ViewStream
@@ -362,6 +363,8 @@ def pair_loader(
     series |= {name: options.pop(name) for name in SERIES if name in options}
     if matching and (not kinds or views is not None):
         raise SpecError(f"{', '.join(matching)}: for matched pairs, but no conditional is given")
+    if views is None and isinstance(data, PictureDataset):
+        options["made"] = _threads(data, options, rendered=not kinds)
     if views is not None:
         return PairLoader(ViewItems(data, views), ViewStream(len(data), **series), **options)
     if not kinds:
@@ -372,6 +375,19 @@ def pair_loader(
         )
     law = conditional if conditional is not None else _short_form(data, share, change)
     return PairLoader(_PairItems(data), PairSampler(data, law, **series, **matching), **options)
+
+
+def _threads(data: PictureDataset, options: dict[str, Any], *, rendered: bool) -> PairBatches | None:
+    """What makes batches by threads; None where the options ask for what a DataLoader does otherwise."""
+    asked = options.pop("threads", None)
+    others = sorted(name for name in set(options) - {"pin_memory"} if options[name])
+    if asked and others:
+        raise SpecError(f"threads = {asked}: not together with {', '.join(others)}")
+    threads = whole("threads", (0 if others else 2) if asked is None else asked, 0)
+    if not threads:
+        return None
+    pin_memory = bool(options.get("pin_memory"))
+    return PairBatches(data, rendered=rendered, threads=threads, at_once=QUERIES, pin_memory=pin_memory)
 
 
 def _short_form(data: Any, share: Sequence[str | int] | None, change: int | None) -> Distribution:
