@@ -13,8 +13,8 @@ from statistics import median
 import numpy as np
 
 from ident3d import Ident3D
-from ident3d.datasets.serving import to_tensor
 from ident3d.codecs import decode
+from ident3d.datasets.serving import to_tensor
 
 
 def main() -> None:

@@ -131,7 +131,7 @@ def encode_png(pixels: NDArray[np.uint8]) -> bytes:
     rows[:, 0] = 1 + above
     rows[:, 1:] = np.where(above[:, None, None], differences[1], differences[0]).reshape(height, -1)
     packer = zlib.compressobj(6, memLevel=9)
-    packed = packer.compress(rows) + packer.flush()
+    packed = packer.compress(rows.tobytes()) + packer.flush()
     header = _chunk(b"IHDR", IHDR.pack(width, height, 8, 2, 0, 0, 0))
     return SIGNATURE + header + _chunk(b"IDAT", packed) + IEND
 

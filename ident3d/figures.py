@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from ident3d.datasets.pair_report import Histogram, PairReport
-    from ident3d.datasets.pictures import PictureDataset
+    from ident3d.datasets.pictures import Pictures
 
 __all__ = ["check_figure_path", "contact_sheet", "latent_traversal", "pair_fidelity", "sample_figure", "save_figure"]
 
@@ -51,7 +51,7 @@ def save_figure(figure: Figure, path: Path) -> None:
         raise DatasetError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def contact_sheet(data: PictureDataset, rows: int = 4, columns: int = 8) -> Figure:
+def contact_sheet(data: Pictures, rows: int = 4, columns: int = 8) -> Figure:
     """The first rows x columns pictures, each over a strip of bars: its latents in the unit interval.
 
     Args:
@@ -93,7 +93,7 @@ def contact_sheet(data: PictureDataset, rows: int = 4, columns: int = 8) -> Figu
     return figure
 
 
-def sample_figure(data: PictureDataset, index: int) -> Figure:
+def sample_figure(data: Pictures, index: int) -> Figure:
     """One sample: its picture, its factors as bars with their values, its labels and its text.
 
     Args:

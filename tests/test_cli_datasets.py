@@ -168,7 +168,10 @@ def test_commands_that_are_not_whole(run: Run, args: str, words: str) -> None:
         ("download 3dident --root d --offline", "3dident_train.tar of 3DIdent is not at d/3dident/train nor, packed,"),
         ("download 3dident --root d --mirror ftp://a", "'ftp://a': expected a URL that begins with https:// or http"),
         ("download 3dident --root d --mirror mirror.org", "'mirror.org': expected a URL"),
-        ("download 3dident --root d --mirror http://a --mirror https://b?c=d", "'https://b?c=d': expected a mirror's base URL"),
+        (
+            "download 3dident --root d --mirror http://a --mirror https://b?c=d",
+            "'https://b?c=d': expected a mirror's base URL",
+        ),
         ("download 3dident --root d --splits val", "'val': not a split of 3DIdent; expected some of train, test"),
         ("download 3dident --root d --splits", "no split of 3DIdent is named"),
         ("pull http:///data out", "'http:///data': expected a URL that begins with https:// or http://"),

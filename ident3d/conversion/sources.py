@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ident3d.conversion.encoding import KEEP, Stored
 from ident3d.conversion.plan import SHARDS
 from ident3d.datasets.ident3d import Ident3D
-from ident3d.datasets.pictures import PictureDataset
+from ident3d.datasets.pictures import Pictures
 from ident3d.datasets.published import Multimodal3DIdent, TemporalCausal3DIdent, detect_layout
 from ident3d.datasets.published_base import Published
 from ident3d.errors import DatasetError
@@ -41,7 +41,7 @@ class Source:
         layout: a published layout's name, or `shards`.
     """
 
-    data: PictureDataset
+    data: Pictures
     layout: str
 
     @property

@@ -31,7 +31,7 @@ from ident3d.home import cache_home
 from ident3d.schema import from_plain, to_plain
 
 if TYPE_CHECKING:
-    from ident3d.datasets.pictures import PictureDataset
+    from ident3d.datasets.pictures import Pictures
 
 __all__ = [
     "DecodedStore",
@@ -39,7 +39,7 @@ __all__ = [
     "computed_statistics",
     "decode_into",
     "folders",
-    "open_store",
+    "in_memory",
     "shape_of",
     "stem_of",
 ]
@@ -90,13 +90,13 @@ class DecodedStore:
 
     def fill(
         self,
-        data: PictureDataset,
+        data: Pictures,
         out: UInt8[Array, "n 3 height width"],
         places: Sequence[int],
         *,
         positive: bool = False,
     ) -> list[int]:
-        """Copy pictures of samples into `out`, one after the other; see `PictureDataset.fill`."""
+        """Copy pictures of samples into `out`, one after the other; see `Pictures.fill`."""
         numbers = data.picture_numbers(np.asarray(places, np.int64), positive=positive)
         kept = list(range(len(numbers)))
         if self.damaged:
@@ -110,7 +110,7 @@ class DecodedStore:
         np.take(self.pixels, numbers, axis=0, out=out[: len(kept)], mode="clip")
         return kept
 
-    def picture(self, data: PictureDataset, place: int, *, positive: bool = False) -> UInt8[Tensor, "3 height width"]:
+    def picture(self, data: Pictures, place: int, *, positive: bool = False) -> UInt8[Tensor, "3 height width"]:
         """A copy of one picture.
 
         Raises:
@@ -162,39 +162,27 @@ def _lost(why: str) -> None:
     warnings.warn(f"no decoded pictures here ({why}): each is decoded when it is asked for", stacklevel=2)
 
 
-def open_store(data: PictureDataset, cache: str) -> DecodedStore:
-    """The decoded pictures of a dataset; decoded now where no earlier call has.
-
-    Args:
-        data: the dataset.
-        cache: `ram` or `disk`.
-
-    Raises:
-        DatasetError: no room for them, or (with `on_error="raise"`) a damaged picture.
-    """
-    if cache == "ram":
-        return _in_memory(data)
-    from ident3d.datasets.decoded_files import on_disk
-
-    return on_disk(data)
-
-
-def shape_of(data: PictureDataset) -> Shape:
+def shape_of(data: Pictures) -> Shape:
     """The shape of all its decoded pictures."""
     return data.picture_count, 3, data.resolution, data.resolution
 
 
-def folders(data: PictureDataset) -> tuple[Path, ...]:
+def folders(data: Pictures) -> tuple[Path, ...]:
     """Where files of decoded pictures may be, in order of preference."""
     return data.derived / ".decoded", cache_home() / "decoded"
 
 
-def stem_of(data: PictureDataset) -> str:
+def stem_of(data: Pictures) -> str:
     """What the names of a split's files begin with."""
     return f"{re.sub('[^A-Za-z0-9_.-]', '_', data.split)}-{data.fingerprint()[:16]}"
 
 
-def _in_memory(data: PictureDataset) -> DecodedStore:
+def in_memory(data: Pictures) -> DecodedStore:
+    """The decoded pictures of a dataset in memory that all workers share.
+
+    Raises:
+        DatasetError: too little memory, or (with `on_error="raise"`) a damaged picture.
+    """
     shape = shape_of(data)
     what, instead = f"{data.root}: {shape[0]:,} decoded pictures", "open it with cache='disk', or without a cache"
     check_memory(math.prod(shape), what, instead)
@@ -217,7 +205,7 @@ def _memory() -> int:
         return os.dup(file.fileno())
 
 
-def decode_into(data: PictureDataset, fd: int) -> tuple[dict[int, str], Array]:
+def decode_into(data: Pictures, fd: int) -> tuple[dict[int, str], Array]:
     """Decode all pictures into a file.
 
     Returns:
@@ -271,7 +259,7 @@ class _Pixels:
         return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
 
 
-def computed_statistics(data: PictureDataset) -> Statistics:
+def computed_statistics(data: Pictures) -> Statistics:
     """Mean and std per channel over all pixels of a split, positives of its samples' own included, in [0, 1].
 
     From exact integer sums, of one pass; they are kept beside the decoded pictures, or where those would be. Damaged
@@ -298,7 +286,7 @@ def computed_statistics(data: PictureDataset) -> Statistics:
     return found.statistics
 
 
-def _count(data: PictureDataset) -> _Pixels:
+def _count(data: Pictures) -> _Pixels:
     def work(start: int, block: Array, bad: dict[int, str]) -> tuple[Array, int]:
         sums = np.zeros((2, 3), np.int64)
         for number, picture in enumerate(block, start):

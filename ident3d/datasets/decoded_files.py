@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
-from ident3d.datasets.decoded import DecodedStore, decode_into, folders, shape_of, stem_of
+from ident3d.datasets.decoded import DecodedStore, decode_into, folders, in_memory, shape_of, stem_of
 from ident3d.datasets.decoding import gigabytes
 from ident3d.datasets.serving import Array
 from ident3d.errors import DatasetError
@@ -29,9 +29,9 @@ from ident3d.files import sync_folder, write_json
 from ident3d.schema import from_plain, to_plain
 
 if TYPE_CHECKING:
-    from ident3d.datasets.pictures import PictureDataset
+    from ident3d.datasets.pictures import Pictures
 
-__all__ = ["on_disk"]
+__all__ = ["on_disk", "open_store"]
 
 FORMAT = 1
 SPREAD = 64
@@ -39,7 +39,22 @@ SPREAD = 64
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 
-def on_disk(data: PictureDataset) -> DecodedStore:
+def open_store(data: Pictures, cache: str) -> DecodedStore:
+    """The decoded pictures of a dataset; decoded now where no earlier call has.
+
+    Args:
+        data: the dataset.
+        cache: `ram` or `disk`.
+
+    Raises:
+        DatasetError: no room for them, or (with `on_error="raise"`) a damaged picture.
+    """
+    if cache == "ram":
+        return in_memory(data)
+    return on_disk(data)
+
+
+def on_disk(data: Pictures) -> DecodedStore:
     """The decoded pictures of a dataset in a file; decoded now where no earlier call has.
 
     Raises:
@@ -87,7 +102,7 @@ class _Header:
 class _StoreFile:
     """The file of one dataset's decoded pictures in one folder."""
 
-    def __init__(self, data: PictureDataset, folder: Path) -> None:
+    def __init__(self, data: Pictures, folder: Path) -> None:
         self.data, self.folder, self.stem = data, folder, stem_of(data)
         self.path, self.header_path = folder / f"{self.stem}.u8", folder / f"{self.stem}.json"
         self._lock_path = folder / f".{self.stem}.lock"

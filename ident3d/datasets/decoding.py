@@ -16,7 +16,7 @@ from ident3d.datasets.serving import Array
 from ident3d.errors import DatasetError
 
 if TYPE_CHECKING:
-    from ident3d.datasets.pictures import PictureDataset
+    from ident3d.datasets.pictures import Pictures
 
 __all__ = ["available_memory", "check_memory", "gigabytes", "map_decoded"]
 
@@ -29,7 +29,7 @@ Decode = Callable[[int, int], tuple[Array, dict[int, str]]]
 
 
 def map_decoded(
-    data: PictureDataset, work: Callable[[int, Array, dict[int, str]], R], *, doing: str, quiet: bool = False
+    data: Pictures, work: Callable[[int, Array, dict[int, str]], R], *, doing: str, quiet: bool = False
 ) -> Iterator[R]:
     """What `work` gives for each block of the dataset's pictures, in order; positives of their own come last.
 
@@ -67,7 +67,7 @@ def map_decoded(
             yield result
 
 
-def _from_store(data: PictureDataset) -> Decode | None:
+def _from_store(data: Pictures) -> Decode | None:
     store = data.store
     if store is None:
         return None
@@ -78,7 +78,7 @@ def _from_store(data: PictureDataset) -> Decode | None:
     return look
 
 
-def _decoder(data: PictureDataset, blocks: Blocks) -> Decode:
+def _decoder(data: Pictures, blocks: Blocks) -> Decode:
     def decode(start: int, stop: int) -> tuple[Array, dict[int, str]]:
         side, bad = data.resolution, {}
         block = blocks.empty((stop - start, 3, side, side), torch.uint8).numpy()

@@ -21,7 +21,7 @@ from ident3d.distributions import Distribution
 from ident3d.errors import DatasetError, SpecError
 
 if TYPE_CHECKING:
-    from ident3d.datasets.pictures import PictureDataset
+    from ident3d.datasets.pictures import Pictures
 
 __all__ = ["DeviceBatches", "DevicePairs", "DeviceSplit"]
 
@@ -57,7 +57,7 @@ class DeviceSplit:
         (torch.Size([8, 3, 16, 16]), torch.Size([8, 10]), 24, 19392)
     """
 
-    def __init__(self, data: PictureDataset, device: str | torch.device, *, quiet: bool = False) -> None:
+    def __init__(self, data: Pictures, device: str | torch.device, *, quiet: bool = False) -> None:
         if data.transform is not None or data.target_transform is not None:
             raise SpecError(
                 "transform, target_transform: made for one sample on the CPU; open the dataset without them, and apply "
@@ -142,7 +142,7 @@ class DeviceSplit:
         """Positive pairs (x, x~, z, z~): the batches of `data.pairs` with the same arguments.
 
         Args:
-            conditional, batch_size, seed: as for `PictureDataset.pairs`.
+            conditional, batch_size, seed: as for `Pictures.pairs`.
             options: `share`, `change`, and those of the series and of the matching. There are no workers, and no views.
 
         Raises:
@@ -183,7 +183,7 @@ def _device(device: str | torch.device) -> torch.device:
     return found
 
 
-def _check_room(data: PictureDataset, device: torch.device, need: int) -> None:
+def _check_room(data: Pictures, device: torch.device, need: int) -> None:
     """Refuse what does not fit, before anything is decoded."""
     what = f"{data.root}: {data.picture_count:,} decoded pictures"
     if device.type == "cpu":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Int64
 
-from ident3d.datasets.pictures import PictureDataset
+from ident3d.datasets.dataset import PictureDataset
 from ident3d.datasets.serving import Array, Transform
 from ident3d.datasets.split import ShardedSplit
 from ident3d.errors import DatasetError

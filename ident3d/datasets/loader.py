@@ -12,13 +12,13 @@ from jaxtyping import Int64
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from ident3d.datasets.batches import ranks_of, generator_of, whole
+from ident3d.datasets.batches import generator_of, ranks_of, whole
 from ident3d.datasets.blocks import Blocks, ahead, normalize_into, pieces
 from ident3d.datasets.serving import Array
 from ident3d.errors import DatasetError, SpecError
 
 if TYPE_CHECKING:
-    from ident3d.datasets.pictures import PictureDataset
+    from ident3d.datasets.pictures import Pictures
 
 __all__ = ["EpochBatches", "EpochOrder", "Job", "PictureLoader", "ready_pictures"]
 
@@ -196,7 +196,7 @@ class EpochBatches:
 
 
 def ready_pictures(
-    data: PictureDataset, places: Sequence[int], blocks: Blocks, *, positive: bool = False
+    data: Pictures, places: Sequence[int], blocks: Blocks, *, positive: bool = False
 ) -> tuple[Tensor, list[int]]:
     """Pictures of samples as far as no transform is needed: uint8, or normalised where nothing comes before that.
 
@@ -236,7 +236,7 @@ class _Raw(NamedTuple):
 class _Batches:
     """Makes batches of jobs. All that a worker process is sent."""
 
-    def __init__(self, data: PictureDataset, seed: int, blocks: Blocks) -> None:
+    def __init__(self, data: Pictures, seed: int, blocks: Blocks) -> None:
         self.data, self.seed, self.blocks = data, seed, blocks
 
     def raw(self, job: Job) -> _Raw:
@@ -325,7 +325,7 @@ class PictureLoader(EpochBatches):
 
     def __init__(
         self,
-        data: PictureDataset,
+        data: Pictures,
         batch_size: int,
         *,
         seed: int = 0,

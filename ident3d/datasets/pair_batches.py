@@ -17,7 +17,7 @@ from ident3d.datasets.loader import ready_pictures
 from ident3d.errors import DatasetError
 
 if TYPE_CHECKING:
-    from ident3d.datasets.pictures import PictureDataset
+    from ident3d.datasets.pictures import Pictures
 
 __all__ = ["PairBatches"]
 
@@ -35,7 +35,7 @@ class PairBatches:
         pin_memory: in page-locked memory, where there is a GPU.
     """
 
-    def __init__(self, data: PictureDataset, *, rendered: bool, threads: int, at_once: int, pin_memory: bool) -> None:
+    def __init__(self, data: Pictures, *, rendered: bool, threads: int, at_once: int, pin_memory: bool) -> None:
         self.data, self.rendered, self.threads, self.at_once = data, rendered, threads, at_once
         self.blocks = Blocks(2 * (threads + 3), pinned=pin_memory and torch.cuda.is_available())
 

@@ -14,7 +14,6 @@ from scipy.spatial.distance import cdist  # type: ignore[import-untyped]
 from scipy.stats import ks_2samp, wasserstein_distance  # type: ignore[import-untyped]
 
 from ident3d.datasets.batches import generator_of, whole
-from ident3d.datasets.ident3d import Ident3D
 from ident3d.datasets.matching import Metric
 from ident3d.datasets.pairs import Matches, PairSampler, draw_around, held_columns, latents_of, law_of, table_of
 from ident3d.datasets.serving import Array
@@ -220,7 +219,7 @@ def _rendered(data: Any, pairs: int, seed: int) -> tuple[Distribution, Array, Me
             "conditional: missing; this dataset holds no rendered pairs, so say what p(z~ | z) is asked for"
         )
     # The conditional is over all factors, of which the dataset at hand may have chosen some.
-    whole_data = Ident3D(data.root, data.split)
+    whole_data = type(data)(data.root, data.split)
     law = law_of(whole_data, whole_data.latents, data.entry.pairs)
     generator = generator_of("pair report", seed)
     anchors = torch.randint(len(data), (pairs,), generator=generator).numpy()

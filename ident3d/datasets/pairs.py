@@ -25,7 +25,7 @@ from ident3d.datasets.groups import GroupedNearest, groups_of
 from ident3d.datasets.index_cache import IndexCache
 from ident3d.datasets.matching import Metric, Nearest, check_match, make_index
 from ident3d.datasets.pair_batches import PairBatches
-from ident3d.datasets.pictures import PictureDataset, sample_of
+from ident3d.datasets.pictures import Pictures, sample_of
 from ident3d.datasets.serving import Array
 from ident3d.datasets.views import ViewItems, ViewStream
 from ident3d.distributions import Distribution
@@ -296,7 +296,7 @@ class _PairItems(Dataset[tuple[Any, Any, Any, Any]]):
         return x, positive, z, z_positive
 
     def __getitems__(self, pairs: Sequence[tuple[int, int]]) -> list[tuple[Any, Any, Any, Any]]:
-        if not isinstance(self.data, PictureDataset):
+        if not isinstance(self.data, Pictures):
             return [self[pair] for pair in pairs]
         anchors = self.data.numbered_samples([i for i, _ in pairs])
         positives = self._positives([j for _, j in pairs])
@@ -363,7 +363,7 @@ def pair_loader(
     series |= {name: options.pop(name) for name in SERIES if name in options}
     if matching and (not kinds or views is not None):
         raise SpecError(f"{', '.join(matching)}: for matched pairs, but no conditional is given")
-    if views is None and isinstance(data, PictureDataset):
+    if views is None and isinstance(data, Pictures):
         options["made"] = _threads(data, options, rendered=not kinds)
     if views is not None:
         return PairLoader(ViewItems(data, views), ViewStream(len(data), **series), **options)
@@ -377,7 +377,7 @@ def pair_loader(
     return PairLoader(_PairItems(data), PairSampler(data, law, **series, **matching), **options)
 
 
-def _threads(data: PictureDataset, options: dict[str, Any], *, rendered: bool) -> PairBatches | None:
+def _threads(data: Pictures, options: dict[str, Any], *, rendered: bool) -> PairBatches | None:
     """What makes batches by threads; None where the options ask for what a DataLoader does otherwise."""
     asked = options.pop("threads", None)
     others = sorted(name for name in set(options) - {"pin_memory"} if options[name])

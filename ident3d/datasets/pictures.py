@@ -6,7 +6,7 @@ import operator
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 import torch
@@ -15,29 +15,38 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ident3d.codecs import decode
-from ident3d.datasets.serving import Array, Serving, Statistics, to_tensor
-from ident3d.errors import DatasetError, SpecError
+from ident3d.datasets.serving import Array, Serving, to_tensor
+from ident3d.errors import DatasetError
 from ident3d.factors import Categorical, Factors, FactorTable
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from ident3d.datasets.batches import PairLoader
-    from ident3d.datasets.decoded import DecodedStore
-    from ident3d.datasets.device import DeviceSplit
-    from ident3d.datasets.loader import PictureLoader
-    from ident3d.distributions import Distribution
-
-__all__ = ["CACHES", "PictureDataset", "sample_of"]
-
-CACHES = ("none", "ram", "disk")
+__all__ = ["Pictures", "Store", "sample_of"]
 
 
-class PictureDataset(Serving, Dataset[tuple[Any, ...]]):
+class Store(Protocol):
+    """Decoded pictures, wherever they are kept.
+
+    Attributes:
+        pixels: all of them, uint8 (pictures, 3, H, W).
+        damaged: what is wrong with those that could not be decoded, by number.
+    """
+
+    pixels: Array
+    damaged: dict[int, str]
+
+    def fill(
+        self, data: Any, out: UInt8[Array, "n 3 height width"], places: Sequence[int], *, positive: bool = False
+    ) -> list[int]:
+        """Put pictures of samples into `out`; see `Pictures.fill`."""
+
+    def picture(self, data: Any, place: int, *, positive: bool = False) -> UInt8[Tensor, "3 height width"]:
+        """One picture, the caller's to write into."""
+
+
+class Pictures(Serving, Dataset[tuple[Any, ...]]):
     """A split of N pictures with their latents; item i is (picture, latents), or (picture, text, latents).
 
-    A subclass sets the attributes below and gives `read` (or `pixels`) and `where`; then it calls `open_cache`. All
-    else is here: batches, pairs, the decoded cache, statistics, the split on a GPU, figures.
+    A subclass sets the attributes below and gives `read` (or `pixels`) and `where`. How samples become items and
+    batches is here; what is built on them, from caches to figures, is in `PictureDataset`.
 
     Attributes:
         name: of the dataset, in words.
@@ -64,7 +73,7 @@ class PictureDataset(Serving, Dataset[tuple[Any, ...]]):
     categorical: tuple[Categorical, ...] = ()
     pair_latents: Float[Array, "samples factors"] | None = None
     derived: Path
-    store: DecodedStore | None = None
+    store: Store | None = None
     consecutive = False
 
     @abstractmethod
@@ -160,23 +169,6 @@ class PictureDataset(Serving, Dataset[tuple[Any, ...]]):
         if not 0 <= place < len(self):
             raise IndexError(f"index {index} is out of range for {len(self)} samples")
         return place
-
-    def open_cache(self, cache: str) -> None:
-        """Open the decoded pictures, decoding them first where no earlier call has: see `DecodedStore`.
-
-        Raises:
-            SpecError: no such kind of cache.
-            DatasetError: no room for it, or (with `on_error="raise"`) a damaged picture.
-        """
-        if cache not in CACHES:
-            raise SpecError(f"cache = {cache!r}: expected {', '.join(CACHES)}")
-        self.cache = cache
-        if cache != "none":
-            from ident3d.datasets.decoded import open_store
-
-            self.store = open_store(self, cache)
-        if self.normalize is not False:
-            _ = self.affine  # statistics are computed here once, not in every worker
 
     @property
     def picture_count(self) -> int:
@@ -307,70 +299,8 @@ class PictureDataset(Serving, Dataset[tuple[Any, ...]]):
         positive = self.finish_picture(self.picture(place, positive=True))
         return x, positive, z, self.finish_latents(self.pair_latents[place].copy())
 
-    @property
-    def mean(self) -> tuple[float, float, float]:
-        """Mean of all pixels of the split per channel, in [0, 1]; decodes them all where no file holds it yet."""
-        return self.statistics()[0]
-
-    @property
-    def std(self) -> tuple[float, float, float]:
-        """Standard deviation over all pixels of the split per channel, in [0, 1]."""
-        return self.statistics()[1]
-
-    def statistics(self) -> Statistics:
-        """Mean and std per channel over all pixels of the split (not the mean of each picture's std), in [0, 1]."""
-        from ident3d.datasets.decoded import computed_statistics
-
-        return computed_statistics(self)
-
-    def reference_statistics(self) -> Statistics:
-        """The mean and std that `normalize=True` stands for."""
-        return self.statistics()
-
-    def loader(self, batch_size: int, *, seed: int = 0, shuffle: bool = True, **options: Any) -> PictureLoader:
-        """Batches (pictures, latents) of the whole split, each sample once an epoch: see `PictureLoader`."""
-        from ident3d.datasets.loader import PictureLoader
-
-        return PictureLoader(self, batch_size, seed=seed, shuffle=shuffle, **options)
-
-    def to_device(self, device: str | torch.device, *, quiet: bool = False) -> DeviceSplit:
-        """All pictures and latents on a device, decoded, where batches and pairs are gathered: see `DeviceSplit`."""
-        from ident3d.datasets.device import DeviceSplit
-
-        return DeviceSplit(self, device, quiet=quiet)
-
-    def pairs(
-        self, conditional: str | Distribution | None = None, *, batch_size: int, seed: int = 0, **options: Any
-    ) -> PairLoader:
-        """A DataLoader of positive pairs (x, x~, z, z~), the same for the same seed: see `pair_loader`.
-
-        Args:
-            conditional: p(z~ | z), e.g. `normal(scale=0.05)`: z~ is matched to the nearest stored sample. None for the
-                pairs that the samples hold, or with `share`, `change` or `views`.
-            batch_size: pairs a batch.
-            seed: what the batches are drawn from.
-            options: `share=["object_hue"]`, `change=1` or `views=ident3d.simclr(64)`; `match="hnsw"`, `within=()` and
-                other options of `PairSampler`; num_workers and other options of DataLoader.
-
-        Raises:
-            SpecError: no pairs to serve, or what `PairSampler` refuses.
-        """
-        from ident3d.datasets.pairs import pair_loader
-
-        return pair_loader(self, conditional, batch_size=batch_size, seed=seed, **options)
-
-    def plot(self, index: SupportsIndex = 0) -> Figure:
-        """Sample `index` as a figure: the picture, its factors, its text.
-
-        Raises:
-            IndexError: no such sample.
-        """
-        from ident3d.figures import sample_figure
-
-        return sample_figure(self, self.place(index))
-
 
 def sample_of(data: Any, index: int) -> tuple[Any, Any]:
     """(picture, latents) of any dataset's sample: what items of ours may hold besides is left aside."""
-    found: tuple[Any, Any] = data.sample(index) if isinstance(data, PictureDataset) else data[index]
+    found: tuple[Any, Any] = data.sample(index) if isinstance(data, Pictures) else data[index]
     return found

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ident3d.datasets.dataset import PictureDataset
 from ident3d.datasets.frames import NumberedPictures
 from ident3d.datasets.layouts import Layout, SplitFiles
-from ident3d.datasets.pictures import PictureDataset
 from ident3d.datasets.serving import Array, Statistics, Transform
 from ident3d.errors import DatasetError
 from ident3d.factors import FACTORS, Factors

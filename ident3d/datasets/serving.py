@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ Statistics = tuple[tuple[float, float, float], tuple[float, float, float]]
 """Mean and std per channel, in [0, 1]."""
 
 ON_ERROR = ("raise", "skip")
+_counting = threading.Lock()  # += on a tensor is no single step to threads
 
 
 def to_tensor(pixels: UInt8[Array, "height width 3"]) -> UInt8[Tensor, "3 height width"]:
@@ -132,5 +134,6 @@ class Serving:
         """
         if self._skipped is None:
             raise error
-        self._skipped += 1
+        with _counting:
+            self._skipped += 1
         warnings.warn(f"left out: {error}", stacklevel=2)

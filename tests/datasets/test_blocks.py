@@ -110,7 +110,7 @@ def test_results_come_in_order(threads: int) -> None:
 
 
 def test_no_more_is_made_ahead_than_asked_for() -> None:
-    begun = []
+    begun: list[int] = []
     with closing(ahead(begun.append, range(100), 2, 5)) as results:
         next(results)
         next(results)

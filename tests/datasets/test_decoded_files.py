@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from ident3d import DatasetError, Ident3D
-from ident3d.datasets.pictures import PictureDataset
+from ident3d.datasets.pictures import Pictures
 
 fork = multiprocessing.get_context("fork")
 
@@ -34,14 +34,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def on_pixels(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None]], None]:
     """Have something happen before a sample is decoded."""
-    plain = PictureDataset.pixels
+    plain = Pictures.pixels
 
     def install(event: Callable[[int], None]) -> None:
-        def pixels(self: PictureDataset, index: int, *args: Any, **options: Any) -> Any:
+        def pixels(self: Pictures, index: int, *args: Any, **options: Any) -> Any:
             event(index)
             return plain(self, index, *args, **options)
 
-        monkeypatch.setattr(PictureDataset, "pixels", pixels)
+        monkeypatch.setattr(Pictures, "pixels", pixels)
 
     return install
 
@@ -91,14 +91,14 @@ def test_another_choice_of_pictures_has_a_file_of_its_own(damaged: Path, fabrica
 
 def _open_and_count(root: Path, connection: Connection) -> None:
     count = []
-    plain = PictureDataset.pixels
+    plain = Pictures.pixels
 
-    def slow(self: PictureDataset, *args: Any, **options: Any) -> Any:
+    def slow(self: Pictures, *args: Any, **options: Any) -> Any:
         count.append(1)
         time.sleep(0.01)
         return plain(self, *args, **options)
 
-    PictureDataset.pixels = slow  # type: ignore[method-assign]
+    Pictures.pixels = slow  # type: ignore[method-assign]
     data = Ident3D(root, cache="disk")
     decoded = len(count)
     connection.send((decoded, torch.equal(data.pictures(range(24))[0], all_pictures(root))))
@@ -117,14 +117,14 @@ def test_of_processes_that_open_it_at_once_one_decodes(damaged: Path) -> None:
 
 
 def _die_at(root: Path, number: int) -> None:
-    plain = PictureDataset.pixels
+    plain = Pictures.pixels
 
-    def pixels(self: PictureDataset, index: int, *args: Any, **options: Any) -> Any:
+    def pixels(self: Pictures, index: int, *args: Any, **options: Any) -> Any:
         if index == number:
             os.kill(os.getpid(), signal.SIGKILL)
         return plain(self, index, *args, **options)
 
-    PictureDataset.pixels = pixels  # type: ignore[method-assign]
+    Pictures.pixels = pixels  # type: ignore[method-assign]
     Ident3D(root, cache="disk")
 
 
@@ -221,7 +221,7 @@ def test_a_disk_without_room_is_refused_before_the_work(
 ) -> None:
     Ident3D(damaged, "test", cache="disk")
     on_pixels(refuse)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 9000))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 9000))
     with pytest.raises(
         DatasetError, match=r"24 samples need 0.018 MB decoded, 0.009 MB are free \(other .* 0.005 MB\)"
     ):

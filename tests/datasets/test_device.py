@@ -210,7 +210,8 @@ def test_a_damaged_picture_is_refused(damaged: Path) -> None:
 
 
 def test_transforms_of_single_pictures_are_refused(fabricated: Path) -> None:
-    for options in ({"transform": torch.abs}, {"target_transform": torch.abs}):
+    given: list[dict[str, Any]] = [{"transform": torch.abs}, {"target_transform": torch.abs}]
+    for options in given:
         with pytest.raises(SpecError, match="transform, target_transform: made for one sample on the CPU"):
             Ident3D(fabricated, **options).to_device("cpu")
 
@@ -255,7 +256,7 @@ def test_memory_that_torch_does_not_give_is_told(fabricated: Path, monkeypatch: 
         raise RuntimeError("out of memory")
 
     data = Ident3D(fabricated)
-    monkeypatch.setattr(module.torch, "empty", refuse)
+    monkeypatch.setattr(torch, "empty", refuse)
     with pytest.raises(DatasetError, match=r"cpu: 24 decoded pictures do not fit \(out of memory\)"):
         data.to_device("cpu")
 

@@ -271,7 +271,7 @@ def test_a_pass_that_is_left_leaves_no_threads(fabricated: Path) -> None:
     loader = Ident3D(fabricated).loader(2)
     batches = iter(loader)
     next(batches)
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     assert not any(thread.name.startswith("ident3d") for thread in threading.enumerate())
 
 
