@@ -349,7 +349,8 @@ def pair_loader(
         change: how many factors z~ differs in.
         views: a random transform, e.g. `ident3d.simclr(64)`: both pictures are it, applied to one picture twice.
         options: batches, rank, world_size of the series, and match, factors, weights, allow_self, within, cache,
-            match_options of the matching, as for `PairSampler`; all others go to DataLoader: num_workers, ...
+            match_options of the matching, as for `PairSampler`; threads that make batches ahead (2 by default; 0 for
+            none); all others go to DataLoader: num_workers, ... in place of threads.
 
     Raises:
         SpecError: no pairs to serve, or more than one kind asked for; what `PairSampler` refuses.
