@@ -248,7 +248,10 @@ def read_manifest(root: Path) -> Manifest:
         for hidden, command in ((".render", "render"), (".convert", "convert")):
             if any((root / hidden).glob("*/plan.json")):
                 raise DatasetError(f"{root}: is not finished; run the same `ident3d {command}` again to go on")
-        raise DatasetError(f"{root}: no {NAME} in it; expected a dataset made by `ident3d render` or `ident3d convert`")
+        raise DatasetError(
+            f"{root}: no {NAME} in it; expected a dataset made by `ident3d render` or `ident3d convert`; released sets "
+            "open with ident3d.ThreeDIdent and its like"
+        )
     try:
         data = path.read_bytes()
     except OSError as error:
