@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ident3d.codecs import decode
+from ident3d.datasets.blocks import normalize_into
 from ident3d.datasets.serving import Array, Serving, to_tensor
 from ident3d.errors import DatasetError
 from ident3d.factors import Categorical, Factors, FactorTable
@@ -250,7 +251,9 @@ class Pictures(Serving, Dataset[tuple[Any, ...]]):
         rows = stored[[places[k] for k in kept]]  # a copy
         targets = [self.finish_latents(row) for row in rows]
         if self.transform is None and self.normalize is not False:
-            pictures = self.normalized(pictures)
+            block = torch.empty(pictures.shape)
+            normalize_into(block.numpy(), pictures.numpy(), self.affine)  # as `normalized`, but in pieces: faster here
+            pictures = block
         served = list(pictures.unbind())
         if self.transform is not None:
             served = [self.finish_picture(picture) for picture in served]
