@@ -11,14 +11,13 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from ident3d.conversion.encoding import FORMATS
 from ident3d.conversion.plan import PUBLISHED, TARGETS
 from ident3d.errors import SpecError
-from ident3d.render.dataset import cores
 from ident3d.render.plan import MAX_SHARD
 from ident3d.shards.location import is_url
+from ident3d.workers import cores, count_workers
 
 __all__ = ["ConvertOptions"]
 
 ON_ERROR = ("raise", "skip")
-MAX_WORKERS = 1024
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class ConvertOptions:
             raise SpecError(f"splits = {self.splits!r}: expected names, e.g. ('train',), or None for all")
         if self.shard_size is not None and not 1 <= self.shard_size <= MAX_SHARD:
             raise SpecError(f"shard_size = {self.shard_size}: expected 1 to {MAX_SHARD:,}")
-        _count(self.workers)
+        count_workers(self.workers)
         self._check_published()
         self._check_apart()
 
@@ -84,21 +83,4 @@ class ConvertOptions:
     @property
     def count(self) -> int:
         """How many workers."""
-        return _count(self.workers)
-
-
-def _count(workers: str | int) -> int:
-    """The number of workers.
-
-    Raises:
-        SpecError: neither `auto` nor a number of at least 1.
-    """
-    if workers == "auto":
-        return cores()
-    try:
-        count = int(workers)
-    except ValueError:
-        count = 0
-    if not 1 <= count <= MAX_WORKERS:
-        raise SpecError(f"workers = {workers}: expected auto, or 1 to {MAX_WORKERS:,}")
-    return count
+        return count_workers(self.workers) or cores()

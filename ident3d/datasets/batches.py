@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from ident3d.errors import SpecError
 
-__all__ = ["BatchStream", "PairLoader", "generator_of"]
+__all__ = ["BatchStream", "Deliveries", "PairLoader", "generator_of"]
 
 MAX_BATCH = 10**7
 
@@ -146,7 +146,36 @@ class BatchStream(Sampler[list[tuple[int, int]]]):
         self.step = -(-whole("state: next", state.get("next"), 0) // self.world_size)
 
 
-class PairLoader(DataLoader[Any]):
+class Deliveries:
+    """Where a `BatchStream` stands by the batches that were delivered, not those that were made ahead.
+
+    Attributes:
+        stream: which batches there are.
+    """
+
+    stream: BatchStream
+    _step: int
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; see `BatchStream.set_epoch`."""
+        self.stream.set_epoch(epoch)
+        self._step = self.stream.step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the deliveries stand, as plain data."""
+        return {**self.stream.state_dict(), "next": self._step * self.stream.world_size}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a `state_dict` was taken, by any loader of the same pairs.
+
+        Raises:
+            SpecError: the state of another series.
+        """
+        self.stream.load_state_dict(state)
+        self._step = self.stream.step
+
+
+class PairLoader(Deliveries, DataLoader[Any]):
     """A DataLoader over a `BatchStream`. Its state counts the batches that were delivered, not those that workers
     fetched ahead.
 
@@ -190,21 +219,3 @@ class PairLoader(DataLoader[Any]):
             for batch in batches:
                 self._step += 1
                 yield batch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; see `BatchStream.set_epoch`."""
-        self.stream.set_epoch(epoch)
-        self._step = self.stream.step
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the deliveries stand, as plain data."""
-        return {**self.stream.state_dict(), "next": self._step * self.stream.world_size}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a `state_dict` was taken.
-
-        Raises:
-            SpecError: the state of another series.
-        """
-        self.stream.load_state_dict(state)
-        self._step = self.stream.step

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,18 +20,13 @@ from torch import Tensor
 
 from ident3d.datasets.serving import Array
 
-__all__ = ["Blocks", "ahead", "cores", "normalize_into", "pieces"]
+__all__ = ["Blocks", "ahead", "normalize_into", "pieces"]
 
 PIECE_BYTES = 1 << 21
 """Of float32 normalised at once: stays in a core's cache over the three passes, and holds the GIL rarely."""
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Lease:

@@ -86,7 +86,8 @@ class PictureDataset(Pictures):
             batch_size: pairs a batch.
             seed: what the batches are drawn from.
             options: `share=["object_hue"]`, `change=1` or `views=ident3d.simclr(64)`; `match="hnsw"`, `within=()` and
-                other options of `PairSampler`; num_workers and other options of DataLoader.
+                other options of `PairSampler`; `threads` that make batches ahead, 2 by default, or in their place
+                num_workers and other options of DataLoader.
 
         Raises:
             SpecError: no pairs to serve, or what `PairSampler` refuses.

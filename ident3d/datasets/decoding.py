@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from tqdm import tqdm
 
-from ident3d.datasets.blocks import Blocks, ahead, cores
+from ident3d.datasets.blocks import Blocks, ahead
 from ident3d.datasets.serving import Array
 from ident3d.errors import DatasetError
+from ident3d.workers import cores
 
 if TYPE_CHECKING:
     from ident3d.datasets.pictures import Pictures

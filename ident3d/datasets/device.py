@@ -11,14 +11,15 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from ident3d.datasets.batches import BatchStream
-from ident3d.datasets.blocks import Blocks, ahead, cores
+from ident3d.datasets.batches import BatchStream, Deliveries
+from ident3d.datasets.blocks import Blocks, ahead
 from ident3d.datasets.decoding import check_memory, gigabytes, map_decoded
 from ident3d.datasets.loader import EpochBatches, EpochOrder, Job
 from ident3d.datasets.pairs import MATCHING, QUERIES, SERIES, RenderedPairs, pair_loader
 from ident3d.datasets.serving import Array
 from ident3d.distributions import Distribution
 from ident3d.errors import DatasetError, SpecError
+from ident3d.workers import cores
 
 if TYPE_CHECKING:
     from ident3d.datasets.pictures import Pictures
@@ -198,7 +199,7 @@ def _check_room(data: Pictures, device: torch.device, need: int) -> None:
             )
 
 
-class DevicePairs:
+class DevicePairs(Deliveries):
     """Positive pairs on a device, batch by batch; resumed like the `PairLoader` that gives the same.
 
     The pairs of a block of batches are matched in a thread, while those of the block before are served.
@@ -217,11 +218,10 @@ class DevicePairs:
         return len(self.stream)
 
     def __iter__(self) -> Generator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        stream, step = self.stream, self._step
-        stop = step + stream.batches - step % stream.batches
-        numbers = [k * stream.world_size + stream.rank for k in range(step, stop)]
+        stream = self.stream
+        stream.step = self._step
         depth = 2 + QUERIES // stream.batch_size
-        with closing(ahead(self._indices, numbers, 1, depth)) as batches:
+        with closing(ahead(self._indices, stream.numbers(), 1, depth)) as batches:
             for indices in batches:
                 self._step += 1
                 yield self._gathered(indices)
@@ -240,24 +240,6 @@ class DevicePairs:
         assert latents is not None
         x, positive = split.gather(anchors), split.gather(pictures)
         return x, positive, split.latents.index_select(0, anchors), latents.index_select(0, positives)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; see `BatchStream.set_epoch`."""
-        self.stream.set_epoch(epoch)
-        self._step = self.stream.step
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the deliveries stand, as plain data; a `PairLoader` of the same pairs goes on there too."""
-        return {**self.stream.state_dict(), "next": self._step * self.stream.world_size}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a `state_dict` was taken, from here or from a `PairLoader`.
-
-        Raises:
-            SpecError: the state of another series.
-        """
-        self.stream.load_state_dict(state)
-        self._step = self.stream.step
 
 
 class DeviceBatches(EpochBatches):

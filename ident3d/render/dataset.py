@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from ident3d.scenes import Scene, load_scene
 from ident3d.schema import to_plain
 from ident3d.shards.manifest import Manifest
 from ident3d.shards.summary import ShardSummary
+from ident3d.workers import cores, count_workers
 
 __all__ = ["Interrupted", "RenderOptions", "render_dataset"]
 
@@ -78,7 +78,7 @@ class RenderOptions:
     def __post_init__(self) -> None:
         if self.device not in DEVICE_NAMES:
             raise SpecError(f"device {self.device!r}: expected one of {', '.join(DEVICE_NAMES)}")
-        _count_workers(self.workers)
+        count_workers(self.workers)
         # Texts will do for paths, from Python too.
         object.__setattr__(self, "out", Path(self.out))
         if self.latents is not None:
@@ -115,32 +115,10 @@ class RenderOptions:
         )
 
 
-def _count_workers(workers: str | int) -> int | None:
-    """The number of workers, None for `auto`.
-
-    Raises:
-        SpecError: neither `auto` nor a number of at least 1.
-    """
-    if workers == "auto":
-        return None
-    try:
-        count = int(workers)
-    except ValueError:
-        count = 0
-    if not 1 <= count <= 1024:
-        raise SpecError(f"workers = {workers}: expected auto, or 1 to 1024")
-    return count
-
-
 def least_bytes(plan: RenderPlan) -> int:
     """What a sample takes on disk at the very least: for each picture two tar headers, the latents, a quarter byte a
     pixel."""
     return (3 * 512 + plan.resolution**2 // 4) * (2 if plan.pairs else 1)
-
-
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def render_dataset(options: RenderOptions) -> Manifest:
@@ -196,7 +174,7 @@ class _Render:
     ) -> None:
         self.options, self.scene, self.plan, self.given = options, scene, plan, given
         self.folder, self.python, self.lock = folder, python, lock
-        self.workers = _count_workers(options.workers) or cores()
+        self.workers = count_workers(options.workers) or cores()
         self.setup = Setup(
             scene=scene.text,
             mesh=str(scene.mesh_path),
@@ -216,7 +194,7 @@ class _Render:
         try:
             self.plan = dataclasses.replace(self.plan, device=first.device, blender=first.blender)
             self.folder.check(self.plan)
-            if first.gpus and _count_workers(self.options.workers) is None:
+            if first.gpus and count_workers(self.options.workers) is None:
                 self.workers = first.gpus
             jobs = self.prepare()
             self.render(jobs, first)

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ident3d.errors import SpecError
-from ident3d.render.dataset import cores
 from ident3d.render.plan import MAX_RESOLUTION, MIN_RESOLUTION
 from ident3d.render.process import WorkerProcess, blender_python
 from ident3d.render.quality import quality as quality_settings
 from ident3d.render.worker import Setup
 from ident3d.scene import check_latents
 from ident3d.scenes import load_scene
+from ident3d.workers import cores
 
 __all__ = ["render_latents"]
 

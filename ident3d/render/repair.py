@@ -17,7 +17,6 @@ from tqdm import tqdm
 
 from ident3d.errors import DatasetError
 from ident3d.files import array_sha256, npy_bytes, read_npy, write_atomic
-from ident3d.render.dataset import cores
 from ident3d.render.executors import run_local
 from ident3d.render.finish import latent_files, split_entry
 from ident3d.render.folder import RenderFolder, plan_of
@@ -33,6 +32,7 @@ from ident3d.shards.salvage import find_samples
 from ident3d.shards.summary import ShardSummary, file_sha256, map_file, summarise
 from ident3d.shards.verify import Problem, load_latents
 from ident3d.shards.writer import part_path
+from ident3d.workers import cores
 
 __all__ = ["repair_dataset"]
 
