@@ -15,6 +15,8 @@ MODULES = [
     "distributions",
     "von_mises_fisher",
     "conditionals",
+    "metrics",
+    "dci",
     "conversion.dataset",
     "datasets.blocks",
     "datasets.device",
