@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from ident3d.datasets.streaming import Ident3DStream
     from ident3d.datasets.views import simclr
     from ident3d.distributions import Distribution, GeneralizedNormal, Laplace, Normal, Uniform
-    from ident3d.errors import BusyError, DatasetError, DownloadError, Ident3DError, RenderError, SpecError
+    from ident3d.errors import (
+        BusyError,
+        DatasetError,
+        DownloadError,
+        Ident3DError,
+        RenderError,
+        SpecError,
+        TrainingError,
+    )
     from ident3d.factors import FACTORS, Categorical, Factor, Factors, FactorTable
     from ident3d.hub import pull, push
     from ident3d.render.dataset import RenderOptions, render_dataset
@@ -81,6 +89,7 @@ __all__ = [
     "simclr",
     "Space",
     "SpecError",
+    "TrainingError",
     "Sphere",
     "TemporalCausal3DIdent",
     "ThreeDIdent",
@@ -101,7 +110,15 @@ _HOMES = {
     "datasets.streaming": ("Ident3DStream",),
     "datasets.views": ("simclr",),
     "distributions": ("Distribution", "GeneralizedNormal", "Laplace", "Normal", "Uniform"),
-    "errors": ("BusyError", "DatasetError", "DownloadError", "Ident3DError", "RenderError", "SpecError"),
+    "errors": (
+        "BusyError",
+        "DatasetError",
+        "DownloadError",
+        "Ident3DError",
+        "RenderError",
+        "SpecError",
+        "TrainingError",
+    ),
     "factors": ("Categorical", "FACTORS", "Factor", "Factors", "FactorTable"),
     "hub": ("pull", "push"),
     "render.dataset": ("RenderOptions", "render_dataset"),

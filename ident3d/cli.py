@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,9 +9,9 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes, Positional, UseAppendAction, arg, subcommand
 
+from ident3d.commands import run_command
 from ident3d.conversion.options import ConvertOptions
-from ident3d.errors import Ident3DError
-from ident3d.render.dataset import Interrupted, RenderOptions, render_dataset
+from ident3d.render.dataset import RenderOptions, render_dataset
 
 __all__ = ["main"]
 
@@ -351,14 +349,10 @@ Command = (
 )
 
 
-def _show(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning as a line for the user, without the place in the code that gives it."""
-    print(f"ident3d: warning: {message}", file=sys.stderr)
-
-
 def main(args: list[str] | None = None) -> None:
     """Run one command; exit status 2 for a user's mistake, 130 for Ctrl-C."""
-    try:
+
+    def run() -> int | None:
         command: Command = tyro.cli(
             Command,
             prog="ident3d",
@@ -366,17 +360,6 @@ def main(args: list[str] | None = None) -> None:
             args=args,
             config=(OmitSubcommandPrefixes,),
         )
-        with warnings.catch_warnings():
-            warnings.showwarning = _show
-            status = command.run()
-    except Ident3DError as error:
-        print(f"ident3d: {error}", file=sys.stderr)
-        sys.exit(2)
-    except Interrupted as stop:
-        print(f"\nident3d: {stop}", file=sys.stderr)
-        sys.exit(130)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(141)
-    sys.exit(status or 0)
+        return command.run()
+
+    run_command("ident3d", run)

@@ -6,7 +6,7 @@ Everything that ident3d raises on purpose for a user's input or for the state of
 
 from __future__ import annotations
 
-__all__ = ["BusyError", "DatasetError", "DownloadError", "Ident3DError", "RenderError", "SpecError"]
+__all__ = ["BusyError", "DatasetError", "DownloadError", "Ident3DError", "RenderError", "SpecError", "TrainingError"]
 
 
 class Ident3DError(Exception):
@@ -29,5 +29,9 @@ class RenderError(Ident3DError, RuntimeError):
     """Blender is absent, cannot start, or failed while it rendered."""
 
 
-class BusyError(RenderError):
-    """Another render is at work in the same folder."""
+class TrainingError(Ident3DError, RuntimeError):
+    """A training that cannot go on: a loss or gradient that is not finite, a run's folder that is damaged."""
+
+
+class BusyError(Ident3DError, RuntimeError):
+    """Another process is at work in the same folder."""

@@ -19,11 +19,11 @@ __all__ = ["BatchStream", "Deliveries", "PairLoader", "generator_of"]
 MAX_BATCH = 10**7
 
 
-def generator_of(*key: object) -> torch.Generator:
-    """A generator on the CPU that is a function of a key, such as (what, seed, number)."""
+def generator_of(*key: object, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator that is a function of a key, such as (what, seed, number), and of the kind of device."""
     text = "/".join(str(part) for part in ("ident3d", *key))
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 def whole(name: str, value: Any, least: int) -> int:

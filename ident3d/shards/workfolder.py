@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -14,8 +13,9 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ident3d.errors import BusyError, DatasetError, Ident3DError, SpecError
+from ident3d.errors import DatasetError, Ident3DError, SpecError
 from ident3d.files import write_json
+from ident3d.locks import file_lock
 from ident3d.schema import from_plain, to_plain
 from ident3d.shards.manifest import NAME, Manifest, read_manifest
 from ident3d.shards.summary import BadSample, ShardSummary, file_sha256, summarise
@@ -88,17 +88,9 @@ class WorkFolder:
         Raises:
             BusyError: another holds it.
         """
-        with open(self.hidden / "lock", "a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                who = file.read().strip() or "unknown"
-                raise BusyError(f"{self.root}: another {self.TASK} (process {who}) is at work in it") from None
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
-            yield file.fileno()
+        busy = f"{self.root}: another {self.TASK} (process {{process}}) is at work in it"
+        with file_lock(self.hidden / "lock", busy) as descriptor:
+            yield descriptor
 
     @contextmanager
     def disk_errors(self) -> Iterator[None]:
