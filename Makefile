@@ -32,7 +32,7 @@ check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy tests benchmarks baselines docs/examples
+	$(BIN)/mypy tests benchmarks docs/examples
 
 system:
 	@missing=$$(for so in $(SHARED_OBJECTS); do ldconfig -p | grep -qF "$$so " || echo "$$so"; done); \
