@@ -1,0 +1,339 @@
+"""The paper's tables beside results: a line for each score, preset and set of settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ident3d.baselines.mlp_settings import PRESETS, row_settings
+from ident3d.baselines.paper import MLP_ROWS, MLPRow, Published
+from ident3d.baselines.results import Result, Spread, spread
+from ident3d.baselines.table_formats import Sheet, to_figure, to_markdown, to_text
+from ident3d.errors import DatasetError, SpecError
+from ident3d.files import write_atomic
+from ident3d.schema import to_plain
+
+__all__ = ["TableLine", "caption", "table_rows", "table_sheet", "write_table"]
+
+SUFFIXES = (".md", ".txt", ".png", ".pdf", ".svg")
+
+# A setting that cannot move a mode's score is no difference. What the row is made of stays: a run that carries a row's
+# name but not its laws is told from others.
+_OF_ROW = ("space", "marginal", "conditional", "model_space", "model")
+_UNSEEN_BY_SUPERVISED = frozenset({"mode", "tau", "include_self", "positive_in_denominator"})
+_SEEN_BY_IDENTITY = frozenset({*_OF_ROW, "dim", "layers", "candidates", "samples"})
+
+
+@dataclass(frozen=True)
+class TableLine:
+    """A score of the paper and what stands beside it.
+
+    Attributes:
+        row: the row's name, such as 2.10.
+        about: what the row is, a text for each of its table's headings.
+        label: which of the row's scores: identity, supervised or unsupervised.
+        paper: as published; None where the paper is blank.
+        preset: of the runs here; None without one, or without runs.
+        here: mean and deviation over seeds; None without a run.
+        differs: the settings that are not the paper's, such as `batch 1,024 (6,144)`: here, and the paper's.
+        results: the runs that `here` is of.
+    """
+
+    row: str
+    about: tuple[str, ...]
+    label: str
+    paper: Published | None
+    preset: str | None = None
+    here: Spread | None = None
+    differs: tuple[str, ...] = ()
+    results: tuple[Result, ...] = ()
+
+    @property
+    def difference(self) -> float | None:
+        """Here less the paper, in points."""
+        return None if self.here is None or self.paper is None else self.here.mean - self.paper.mean
+
+
+@dataclass(frozen=True)
+class _Score:
+    """One score of a row: whose runs it takes (by their mode), which score of theirs, and the paper's settings."""
+
+    label: str
+    score: str
+    paper: Published | None
+    settings: Mapping[str, Any]
+    counts: Callable[[str], bool]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What a table shows: `rows` gives, for each row's name, its cells and its scores."""
+
+    experiment: str
+    title: str
+    headings: tuple[str, ...]
+    label: str
+    about: str
+    seeds: int
+    rows: Callable[[], dict[str, tuple[tuple[str, ...], list[_Score]]]]
+
+
+def _flat(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= _flat(value, f"{where}{name}.") if isinstance(value, Mapping) else {f"{where}{name}": value}
+    return flat
+
+
+def _mlp_rows(table: int) -> dict[str, tuple[tuple[str, ...], list[_Score]]]:
+    return {row.row: (_mlp_about(row), _mlp_scores(row)) for row in MLP_ROWS if row.table == table}
+
+
+def _mlp_about(row: MLPRow) -> tuple[str, ...]:
+    return (row.space, row.marginal, row.conditional, row.model_space, row.model, "yes" if row.matches else "no")
+
+
+def _mlp_scores(row: MLPRow) -> list[_Score]:
+    settings = _flat(to_plain(row_settings(row.row, "paper")))
+    counts: dict[str, Callable[[str], bool]] = {
+        "identity": lambda name: name in _SEEN_BY_IDENTITY,
+        "supervised": lambda name: name not in _UNSEEN_BY_SUPERVISED,
+        "unsupervised": lambda name: name != "mode",
+    }
+    return [_Score(mode, row.score, getattr(row, mode), settings, counts[mode]) for mode in counts]
+
+
+_MLP: dict[str, Any] = {
+    "experiment": "mlp",
+    "headings": ("space", "marginal", "conditional", "model space", "model", "M"),
+    "label": "encoder",
+    "about": "M: whether model and model space are those of the data. encoder: trained on positive pairs "
+    "(unsupervised), on the true latents (supervised), or none: the observations are scored (identity). The "
+    "paper prints identity and supervised once for several rows.",
+    "seeds": 5,
+}
+_TABLES: dict[int, _Table] = {
+    1: _Table(title="R2 (identifiability up to affine maps), in %", rows=lambda: _mlp_rows(1), **_MLP),
+    2: _Table(title="MCC (identifiability up to permutations), in %", rows=lambda: _mlp_rows(2), **_MLP),
+}
+
+
+def _table(table: int) -> _Table:
+    if isinstance(table, bool) or table not in _TABLES:
+        raise SpecError(f"table = {table!r}: expected one of {', '.join(map(str, _TABLES))}")
+    return _TABLES[table]
+
+
+def table_rows(table: int, results: Sequence[Result]) -> list[TableLine]:
+    """The lines of a table, in the paper's order: first the rows, then identity, supervised, unsupervised.
+
+    A score has a line for each preset, and for each set of settings, that there are results of. Results of the same
+    row, mode, preset and settings are one line over all of their seeds; of a seed that is there twice, the run that
+    finished last counts. A score that the paper has and the results have not stands without them.
+
+    Args:
+        table: 1 or 2.
+        results: of any rows; those of other tables, and those of no row, are left out.
+
+    Raises:
+        SpecError: another table; a result of a row that lacks the row's score, or of an unknown mode.
+    """
+    shown = _table(table)
+    lines: list[TableLine] = []
+    for row, (about, scores) in shown.rows().items():
+        runs: dict[str, list[Result]] = {score.label: [] for score in scores}
+        for result in results:
+            if (result.experiment, result.row) == (shown.experiment, row):
+                mode = result.settings.get("mode")
+                if not isinstance(mode, str) or mode not in runs:
+                    raise SpecError(f"{_which(result)}: mode = {mode!r}; expected one of {', '.join(runs)}")
+                runs[mode].append(result)
+        for score in scores:
+            lines += _score_lines(TableLine(row, about, score.label, score.paper), score, runs[score.label])
+    return lines
+
+
+def _which(result: Result) -> str:
+    return f"result of row {result.row}, preset {result.preset}, finished {result.finished}"
+
+
+def _score_lines(blank: TableLine, score: _Score, runs: Sequence[Result]) -> list[TableLine]:
+    """The lines of one score of a row: without a run, one that has the paper's number alone, if the paper has one."""
+    pools: dict[Any, list[Result]] = {}
+    for run in runs:
+        if score.score not in run.scores:
+            raise SpecError(f"{_which(run)}: has no {score.score}, which the table shows; remove it and run again")
+        # A setting that a result does not name is newer than the result, which ran as its default, the paper's, is.
+        complete = {**score.settings, **_flat(run.settings)}
+        flat = {name: value for name, value in complete.items() if score.counts(name)}
+        pools.setdefault((run.preset, repr(sorted(_numbers_as_floats(flat).items()))), []).append(run)
+    lines = [_pooled(blank, score, pool) for pool in pools.values()]
+    presets = [*PRESETS, *sorted({run.preset for run in runs if run.preset} - set(PRESETS)), None]
+    lines.sort(key=lambda line: (presets.index(line.preset), line.differs))
+    return lines if lines or blank.paper is None else [blank]
+
+
+def _pooled(blank: TableLine, score: _Score, pool: Sequence[Result]) -> TableLine:
+    latest: dict[int, tuple[float, Result]] = {}
+    for run in sorted(pool, key=lambda run: run.finished_at):
+        latest |= {seed: (value, run) for seed, value in zip(run.seeds, run.scores[score.score], strict=True)}
+    used = [run for run in pool if any(run is by for _, by in latest.values())]
+    return dataclasses.replace(
+        blank,
+        preset=pool[0].preset,
+        here=spread([latest[seed][0] for seed in sorted(latest)]),
+        differs=_differences(pool[0].settings, score),
+        results=tuple(used),
+    )
+
+
+def _numbers_as_floats(flat: Mapping[str, Any]) -> dict[str, Any]:
+    # 1 and 1.0 are the same setting.
+    return {k: float(v) if isinstance(v, int) and not isinstance(v, bool) else v for k, v in flat.items()}
+
+
+def _differences(settings: Mapping[str, Any], score: _Score) -> tuple[str, ...]:
+    """The settings that are not the paper's, each as `name here (paper)`."""
+    here, paper = _flat(settings), score.settings
+    ends = [name.rsplit(".", 1)[-1] for name in {**paper, **here}]
+    order = [*(name for name in paper if name in here), *(name for name in here if name not in paper)]
+    texts = []
+    for name in order:
+        if score.counts(name) and not (name in paper and here[name] == paper[name]):
+            end = name.rsplit(".", 1)[-1]
+            label = end if ends.count(end) == 1 else name
+            was = _shown(paper[name]) if name in paper else "no such setting"
+            texts.append(f"{label} {_shown(here[name])} ({was})")
+    return tuple(texts)
+
+
+def _shown(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    text = f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+    return text if text.isprintable() else repr(text)
+
+
+def caption(lines: Sequence[TableLine]) -> str:
+    """What the numbers here were made on: how many seeds, how long, on which devices.
+
+    Args:
+        lines: of `table_rows`.
+    """
+    runs = list({id(run): run for line in lines for run in line.results}.values())
+    if not runs:
+        return "Here: no results yet."
+    seeds = sorted({line.here.seeds for line in lines if line.here is not None})
+    many = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    noun = "seed" if seeds[-1] == 1 else "seeds"
+    devices = "; ".join(sorted({run.device for run in runs}))
+    counted = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
+    return (
+        f"Here: {many} {noun} a line; {_time(sum(run.wall_s for run in runs))} of wall time in {counted}, on {devices}."
+    )
+
+
+def _time(seconds: float) -> str:
+    for size, unit in ((3600.0, "hours"), (60.0, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.0f} seconds"
+
+
+def _marks(lines: Sequence[TableLine]) -> dict[tuple[str, ...], str]:
+    """A letter for each set of settings, in the order in which they appear: a to z, then aa, ab and so on."""
+    letters = string.ascii_lowercase
+    names = itertools.chain.from_iterable(
+        map("".join, itertools.product(letters, repeat=n)) for n in itertools.count(1)
+    )
+    return dict(zip(dict.fromkeys(line.differs for line in lines if line.differs), names, strict=False))
+
+
+_LEGEND = (
+    "paper: mean ± standard deviation over {seeds} seeds, as published, in %. here: mean ± sample standard deviation "
+    "(n - 1) of our runs, in %; the number in parentheses is n, the number of seeds. here - paper: difference of the "
+    "means, in percentage points. A dash: not published, or not run.",
+    "{about} note: a letter where settings differ from the paper's; above, each is given as ours (the paper's).",
+)
+
+
+def table_sheet(table: int, results: Sequence[Result]) -> Sheet:
+    """A table's lines as texts, with its notes and an explanation of its columns.
+
+    Args:
+        table: 1 or 2.
+        results: as of `table_rows`.
+
+    Raises:
+        SpecError: as of `table_rows`.
+    """
+    shown, lines = _table(table), table_rows(table, results)
+    marks = _marks(lines)
+    headings = ("row", *shown.headings, shown.label, "paper", "preset", "here (seeds)", "here - paper", "note")
+    rows: list[tuple[str, ...]] = []
+    for i, line in enumerate(lines):
+        again = i > 0 and lines[i - 1].row == line.row
+        about = ("",) * (1 + len(line.about)) if again else (line.row, *line.about)
+        rows.append((*about, *_cells(line, again and lines[i - 1].label == line.label, marks)))
+    right = frozenset(map(headings.index, ("paper", "here (seeds)", "here - paper")))
+    legend = [text.format(seeds=shown.seeds, about=shown.about) for text in _LEGEND]
+    nameless = sum(result.experiment == shown.experiment and result.row is None for result in results)
+    left_out = [f"Left out: {nameless} result{'s' if nameless > 1 else ''} of no row of the paper."] if nameless else []
+    return Sheet(
+        title=f"Table {table} of Zimmermann et al. 2021, the paper beside ident3d: {shown.title}",
+        headings=headings,
+        rows=tuple(rows),
+        right=right,
+        strong=frozenset({headings.index("here (seeds)")}),
+        notes=tuple((mark, ", ".join(differs)) for differs, mark in marks.items()),
+        remarks=(caption(lines), *legend, *left_out),
+    )
+
+
+def _cells(line: TableLine, again: bool, marks: Mapping[tuple[str, ...], str]) -> tuple[str, ...]:
+    paper = "-" if line.paper is None else f"{line.paper.mean:.2f}±{line.paper.std:.2f}"
+    here = "-" if line.here is None else f"{line.here} ({line.here.seeds})"
+    difference = "-" if line.difference is None else f"{line.difference:+.2f}"
+    label, paper = ("", "") if again else (line.label, paper)
+    return (label, paper, line.preset or "-", here, difference, marks.get(line.differs, ""))
+
+
+def write_table(table: int, results: Sequence[Result], out: Path) -> None:
+    """Write a table beside results, in the format that the file's name ends in.
+
+    Args:
+        table: 1 or 2.
+        results: as of `table_rows`.
+        out: .md (Markdown), .txt (160 columns), .png, .pdf or .svg.
+
+    Raises:
+        SpecError: another ending, a folder that is not there, or as of `table_rows`.
+        DatasetError: the file cannot be written.
+    """
+    suffix = out.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise SpecError(f"{out}: expected a name that ends in {', '.join(SUFFIXES)}")
+    if not out.absolute().parent.is_dir():
+        raise SpecError(f"{out}: the folder {out.absolute().parent} is not there; make it first")
+    sheet = table_sheet(table, results)
+    if suffix in (".md", ".txt"):
+        text = to_markdown(sheet) if suffix == ".md" else to_text(sheet)
+        try:
+            write_atomic(out, text.encode())
+        except OSError as error:
+            raise DatasetError(f"{out}: cannot be written: {error.strerror or error}") from None
+    else:
+        # Figures load matplotlib and the renderer's modules, which texts need not wait for.
+        from ident3d.figures import save_figure
+
+        save_figure(to_figure(sheet), out)

@@ -1,0 +1,387 @@
+"""The trainer that all baselines share.
+
+A `Task` says what is trained: a model, the losses of a step, the scores. `train` does the rest: learning rates, number
+formats, the log, evaluations, checkpoints, resuming, and stopping where numbers are no longer finite. A step is a
+function of its number and of what was learned before it, so that a run that was stopped and continued gives the numbers
+of one that was not.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from ident3d.baselines.devices import Precision, check_precision, precision_context
+from ident3d.baselines.finite import FiniteWatch
+from ident3d.baselines.runs import RunFolder, differences
+from ident3d.errors import SpecError, TrainingError
+
+__all__ = ["Curve", "RunOptions", "Stopped", "Task", "Trained", "TrainingSettings", "train"]
+
+MAX_STEPS = 10**9
+Curve = list[dict[str, Any]]
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM during a training; its text says what is kept and how to go on."""
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How long and how fast a model is trained, by Adam.
+
+    Attributes:
+        steps: how many.
+        learning_rate: of all parameters but the scales.
+        scale_learning_rate: of the model space's radius or bounds; that of the others by default.
+        schedule: the learning rates' course: constant, or falling to 0 along half a cosine.
+        warmup: the share of the steps over which they first rise from 0.
+        precision: of products of matrices: float32, tf32 (CUDA) or bf16.
+    """
+
+    steps: int
+    learning_rate: float = 1e-4
+    scale_learning_rate: float | None = None
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup: float = 0.0
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or not 0 <= self.steps <= MAX_STEPS:
+            raise SpecError(f"steps = {self.steps!r}: expected 0 to {MAX_STEPS:,}")
+        for name in ("learning_rate", "scale_learning_rate"):
+            rate = getattr(self, name)
+            if rate is not None and not 0 <= rate < math.inf:
+                raise SpecError(f"{name} = {rate!r}: expected a finite number of at least 0")
+        if self.schedule not in ("constant", "cosine"):
+            raise SpecError(f"schedule = {self.schedule!r}: expected constant or cosine")
+        if not 0 <= self.warmup < 1:
+            raise SpecError(f"warmup = {self.warmup!r}: expected a share of the steps, from 0 to below 1")
+
+    def factor(self, step: int) -> float:
+        """What the learning rates are multiplied by at a step, counted from 0."""
+        warm = round(self.warmup * self.steps)
+        if step < warm:
+            return (step + 1) / warm
+        if self.schedule == "constant":
+            return 1.0
+        return 0.5 * (1 + math.cos(math.pi * (step - warm) / (self.steps - warm)))
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run does beside training; its numbers do not depend on it.
+
+    Attributes:
+        log_every: steps from one line of the log to the next.
+        evaluate_every: steps from one evaluation to the next; the last step is always followed by one.
+        checkpoint_every: steps from one checkpoint to the next.
+        compile: compile the model with torch.compile.
+        tensorboard: write events for TensorBoard as well.
+        quiet: no progress bar. There is none either where stderr is no terminal.
+    """
+
+    log_every: int = 100
+    evaluate_every: int = 1000
+    checkpoint_every: int = 1000
+    compile: bool = False
+    tensorboard: bool = False
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("log_every", "evaluate_every", "checkpoint_every"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise SpecError(f"{name} = {value!r}: expected a whole number of at least 1")
+
+
+class Task(ABC):
+    """What is trained.
+
+    Attributes:
+        model: its parameters are learned; its state goes into checkpoints.
+        seeds: of the runs that are trained side by side; their losses must not depend on each other.
+        device: where the model lies.
+    """
+
+    model: nn.Module
+    seeds: tuple[int, ...]
+    device: torch.device
+
+    @abstractmethod
+    def losses(self, step: int) -> Tensor:
+        """The loss of each seed at a step, (seeds,), a function of the step and the model's state."""
+
+    @abstractmethod
+    def scores(self) -> dict[str, list[float]]:
+        """Scores of the model as it is, a value a seed. Called without gradients, the model in evaluation mode."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """All that the numbers depend on, as JSON: a run's folder of other settings is refused."""
+
+    def scale_parameters(self) -> list[nn.Parameter]:
+        """The parameters that `scale_learning_rate` is for."""
+        return []
+
+
+@dataclass
+class Trained:
+    """What a training gives.
+
+    Attributes:
+        curve: a point each evaluation: step, the mean loss since the last line of the log, and the scores, a value
+            a seed.
+        seconds: time spent, the stopped parts of a run included.
+    """
+
+    curve: Curve = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class _Stop:
+    """Whether SIGINT or SIGTERM asked to stop. A second one ends the process at once."""
+
+    asked: str | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.asked is not None:
+            raise KeyboardInterrupt
+        self.asked = signal.Signals(number).name
+
+
+@contextmanager
+def _stop_signals() -> Iterator[_Stop]:
+    """Steps are whole: a signal is heeded between two."""
+    stop = _Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def train(task: Task, settings: TrainingSettings, options: RunOptions, folder: RunFolder | None = None) -> Trained:
+    """Train a task's model, or go on where the same call stopped.
+
+    Args:
+        task: what is trained.
+        settings: how long and how fast.
+        options: what is done beside.
+        folder: where checkpoints and the log are kept, held by the caller's lock; nothing is kept if None.
+
+    Raises:
+        SpecError: a number format that the device does not have.
+        TrainingError: a loss or gradient that is not finite; a damaged checkpoint, or one of another run.
+        Stopped: Ctrl-C or SIGTERM; the state is kept.
+    """
+    check_precision(settings.precision, task.device)
+    run = _Run(task, settings, options, folder)
+    run.resume()
+    with run, _stop_signals() as stop, precision_context("float32", task.device):
+        for step in range(run.step, settings.steps):
+            run.take(step)
+            if stop.asked:
+                run.stopped(stop.asked)
+        if not run.trained.curve or run.trained.curve[-1]["step"] != run.step:
+            run.evaluate()
+        run.save()
+    return run.trained
+
+
+class _Run:
+    """A training in progress."""
+
+    def __init__(self, task: Task, settings: TrainingSettings, options: RunOptions, folder: RunFolder | None) -> None:
+        self.task, self.settings, self.options, self.folder = task, settings, options, folder
+        self.step, self.trained = 0, Trained()
+        self.saved: int | None = None
+        self.optimizer = _adam(task, settings)
+        self.watch = FiniteWatch(task.model, task.seeds)
+        self._sum: Tensor | None = None
+        self._counted, self._loss = 0, [math.nan] * len(task.seeds)
+        self._writer = _event_writer(folder) if options.tensorboard else None
+        if options.compile:
+            task.model.compile()
+
+    def __enter__(self) -> None:
+        self._bar: tqdm[Any] = tqdm(
+            total=self.settings.steps, initial=self.step, unit=" steps", disable=True if self.options.quiet else None
+        )
+        self._began = time.monotonic() - self.trained.seconds
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def resume(self) -> None:
+        """Go on from the folder's checkpoint, if it has one.
+
+        Raises:
+            TrainingError: it is of another run, or damaged.
+        """
+        state = self.folder.load_checkpoint(self.task.device) if self.folder else None
+        if state is None or self.folder is None:
+            return
+        unlike = differences(state["settings"], self.task.settings())
+        if unlike:
+            raise TrainingError(
+                f"{self.folder.path}: holds another run; choose another folder, or the same settings. They differ in "
+                + "; ".join(unlike)
+            )
+        self.task.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step = self.saved = int(state["step"])
+        self.trained = Trained(list(state["curve"]), float(state["seconds"]))
+        self.folder.cut_log(self.step)
+
+    def take(self, step: int) -> None:
+        """One step, and what is due after it."""
+        factor = self.settings.factor(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["base"] * factor
+        self.task.model.train()
+        self.optimizer.zero_grad()
+        with precision_context(self.settings.precision, self.task.device):
+            losses = self.task.losses(step)
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        self.watch.note(step, losses)
+        self.optimizer.step()
+        self.step = step + 1
+        kept = losses.detach()
+        self._sum = kept if self._sum is None else self._sum + kept
+        self._counted += 1
+        self._bar.update()
+        self._after()
+
+    def _after(self) -> None:
+        options, last = self.options, self.step == self.settings.steps
+        if self.step % options.log_every == 0 or last:
+            self._log()
+        if self.step % options.evaluate_every == 0 or last:
+            self.evaluate()
+        if self.step % options.checkpoint_every == 0:
+            self.save()
+
+    def _log(self) -> None:
+        self.check()
+        assert self._sum is not None
+        self._loss = (self._sum / self._counted).tolist()
+        self._sum, self._counted = None, 0
+        rate = self.optimizer.param_groups[0]["lr"]
+        seconds = round(self._seconds(), 3)
+        self._write({"step": self.step, "loss": self._loss, "learning_rate": rate, "seconds": seconds})
+        self._show(loss=self._loss)
+
+    def check(self) -> None:
+        """Stop where a number was not finite.
+
+        Raises:
+            TrainingError: at which step, what, and which checkpoint is good.
+        """
+        trouble = self.watch.trouble()
+        if trouble is None:
+            return
+        if self.folder is None:
+            kept = "no checkpoint is kept"
+        elif self.saved is None:
+            kept = "there is no checkpoint before it"
+        else:
+            kept = f"the last good checkpoint is that of step {self.saved}, {self.folder.checkpoint}"
+        raise TrainingError(f"{trouble}; {kept}. A lower learning rate may help, or float32 in place of bf16")
+
+    def evaluate(self) -> None:
+        """Score the model, and note it."""
+        self.check()
+        self.task.model.eval()
+        with torch.no_grad():
+            scores = self.task.scores()
+        point = {"step": self.step, "loss": self._loss, **scores, "seconds": round(self._seconds(), 3)}
+        if self.step == 0:
+            point.pop("loss")
+        self.trained.curve.append(point)
+        self._write(point)
+        self._show(**scores)
+
+    def save(self) -> None:
+        """Keep the state, unless it is kept already."""
+        if self.folder is None or self.saved == self.step:
+            return
+        self.check()
+        self.trained.seconds = self._seconds()
+        self.folder.save_checkpoint(
+            {
+                "settings": self.task.settings(),
+                "step": self.step,
+                "model": self.task.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "curve": self.trained.curve,
+                "seconds": self.trained.seconds,
+            }
+        )
+        self.saved = self.step
+
+    def stopped(self, signal_name: str) -> None:
+        """Keep the state and stop.
+
+        Raises:
+            Stopped: always.
+        """
+        self.save()
+        where = "nothing is kept" if self.folder is None else f"the same command goes on from {self.folder.path}"
+        raise Stopped(f"{signal_name} after step {self.step} of {self.settings.steps}; {where}")
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self.folder is not None:
+            self.folder.append(line)
+        if self._writer is not None:
+            for name, values in line.items():
+                for seed, value in zip(self.task.seeds, values if isinstance(values, list) else [], strict=False):
+                    self._writer.add_scalar(f"{name}/seed{seed}", value, line["step"])
+
+    def _show(self, **values: list[float]) -> None:
+        means = {name: f"{sum(v) / len(v):.4g}" for name, v in values.items() if v}
+        shown = dict(getattr(self, "_shown", {}), **means)
+        self._shown = shown
+        self._bar.set_postfix(shown, refresh=False)
+
+
+def _adam(task: Task, settings: TrainingSettings) -> torch.optim.Adam:
+    scales = task.scale_parameters()
+    among = {id(p) for p in scales}
+    others = [p for p in task.model.parameters() if id(p) not in among]
+    rate = settings.learning_rate
+    own = rate if settings.scale_learning_rate is None else settings.scale_learning_rate
+    groups = [{"params": p, "lr": r, "base": r} for p, r in ((others, rate), (scales, own)) if p]
+    # A model without parameters is not trained, and torch refuses an optimiser of nothing.
+    return torch.optim.Adam(groups or [{"params": [nn.Parameter(torch.zeros(1))], "lr": rate, "base": rate}])
+
+
+def _event_writer(folder: RunFolder | None) -> Any:
+    if folder is None:
+        raise SpecError("tensorboard = True: expected a folder for the run")
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise SpecError("tensorboard = True: it is not installed; pip install tensorboard") from None
+    return SummaryWriter(str(folder.path / "tensorboard"))
