@@ -192,6 +192,34 @@ class Figure:
         print((self.out / "figure-2.png").absolute())
 
 
+@dataclass(frozen=True)
+class Curves:
+    """Plot the learning curves of a folder's results, a panel a row, and how many fewer steps than `paper` they take.
+
+    Attributes:
+        results: the folder in which results lie, at any depth; at most one of each row and preset.
+        out: the file to write: .png, .pdf or .svg.
+    """
+
+    results: Positional[Annotated[Path, arg(metavar="DIR")]]
+    out: Annotated[Path, arg(metavar="FILE")] = Path("curves.png")
+
+    def run(self) -> None:
+        """Plot, and print the comparison."""
+        from ident3d.baselines.curves import curves_figure, speed_ups
+        from ident3d.baselines.results import load_results
+        from ident3d.figures import check_figure_path, save_figure
+
+        check_figure_path(self.out)
+        results = load_results(self.results)
+        save_figure(curves_figure(results), self.out)
+        for line in speed_ups(results):
+            level = f"{line.score.upper()} {100 * line.level:.1f} %"
+            steps = "never" if line.ratio is None else f"after {line.steps:,.0f} steps, {line.ratio:.1f} times fewer"
+            print(f"row {line.row}: paper has {level} after {line.paper_steps:,.0f} steps, {line.preset} {steps}")
+        print(self.out.absolute())
+
+
 def seeds_of(count: int, first: int = 0) -> range:
     """Seeds by their number.
 
@@ -215,7 +243,10 @@ def settings_of(command: Any, row: str | None, preset: str) -> MLPSettings:
 
 
 Command = (
-    Annotated[MLP, subcommand("mlp")] | Annotated[Table, subcommand("table")] | Annotated[Figure, subcommand("figure")]
+    Annotated[MLP, subcommand("mlp")]
+    | Annotated[Table, subcommand("table")]
+    | Annotated[Figure, subcommand("figure")]
+    | Annotated[Curves, subcommand("curves")]
 )
 
 

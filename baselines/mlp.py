@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from ident3d.baselines.devices import device_name, resolve_device
-from ident3d.baselines.encoders import MLPEncoder, mlp_encoder, output_normalisation
+from ident3d.baselines.encoders import MLPEncoder, mlp_encoder
 from ident3d.baselines.losses import dot_infonce, lp_infonce
 from ident3d.baselines.mixing import InvertibleMLP, invertible_mlp
 from ident3d.baselines.mlp_settings import MLPSettings
+from ident3d.baselines.outputs import output_normalisation
 from ident3d.baselines.results import Result, load_result, versions
 from ident3d.baselines.runs import RunFolder, differences
 from ident3d.baselines.training import RunOptions, Task, Trained, train
@@ -182,8 +183,9 @@ def run_mlp(
     with folder.lock():
         if folder.result.exists():
             there = load_result(folder.result)
-            asked = {**to_plain(settings), "seeds": list(seeds)}
-            unlike = "; ".join(differences({**there.settings, "seeds": list(there.seeds)}, asked))
+            asked = {"row": row, "preset": preset, **to_plain(settings), "seeds": list(seeds)}
+            kept = {"row": there.row, "preset": there.preset, **there.settings, "seeds": list(there.seeds)}
+            unlike = "; ".join(differences(kept, asked))
             if unlike:
                 raise DatasetError(f"{out}: holds the result of another run; choose another folder. {unlike}")
             return there

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,28 +18,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["Term", "log_sum_exp_scores"]
+from ident3d.baselines.terms import Term
+
+__all__ = ["log_sum_exp_scores"]
 
 TILE_CPU = 768 * 768
 """Scores a tile on the CPU: its three buffers stay in the caches (tried 256^2 to 1,024^2 on Zen 5)."""
 TILE_DEVICE = 4096 * 4096
 LEAST_SUM = 1e-30
 """Sums of exponentials below this have lost float32's digits, and are made again with a maximum a row."""
-
-
-@dataclass(frozen=True)
-class Term:
-    """A part of the score: dimensions start to stop, compared by minus |x - y|^p summed, or by x . y.
-
-    Attributes:
-        start: the first dimension.
-        stop: one past the last.
-        p: the power, at least 1; None for the dot product.
-    """
-
-    start: int
-    stop: int
-    p: float | None
 
 
 def log_sum_exp_scores(
@@ -62,10 +48,10 @@ def log_sum_exp_scores(
 
         if is_fusible(x, terms):
             return fused_log_sum_exp(x, y, terms, skip)
-    if y is None:
+    if y is None and skip in (None, 0):
         result: Tensor = _Square.apply(x, terms, skip is not None)
     else:
-        result = _Rectangle.apply(x, y, terms, skip)
+        result = _Rectangle.apply(x, x if y is None else y, terms, skip)
     return result
 
 
@@ -249,6 +235,8 @@ def _lse_by_rows(tiles: _Rows, skip: int | None) -> Tensor:
 
 def _backward_by_rows(tiles: _Rows, grad: Tensor, lse: Tensor, skip: int | None) -> tuple[Tensor, Tensor]:
     grad_x, grad_y = torch.zeros_like(tiles.x), torch.zeros_like(tiles.y)
+    # A row without any negative has no gradient; -inf less -inf would be NaN.
+    lse = lse.clamp(min=torch.finfo(lse.dtype).min)
     for rows, columns in tiles.tiles():
         w = tiles.masked(rows, columns, skip).sub_(lse[:, rows, None]).exp_().mul_(grad[:, rows, None])
         tiles.flow_back(rows, columns, w, grad_x, grad_y)

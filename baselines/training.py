@@ -273,9 +273,10 @@ class _Run:
 
     def _after(self) -> None:
         options, last = self.options, self.step == self.settings.steps
-        if self.step % options.log_every == 0 or last:
+        due = last or self.step % options.evaluate_every == 0
+        if due or self.step % options.log_every == 0:
             self._log()
-        if self.step % options.evaluate_every == 0 or last:
+        if due:
             self.evaluate()
         if self.step % options.checkpoint_every == 0:
             self.save()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from ident3d.factors import FACTORS, Categorical, Factor, Factors, FactorTable
     from ident3d.hub import pull, push
+    from ident3d.metrics import dci, mcc, r2
     from ident3d.render.dataset import RenderOptions, render_dataset
     from ident3d.render.pictures import render_latents
     from ident3d.scene import SceneParams, SceneSpec, scene_params
@@ -53,6 +54,7 @@ __all__ = [
     "convert",
     "ConvertOptions",
     "DatasetError",
+    "dci",
     "Distribution",
     "download",
     "DownloadError",
@@ -68,6 +70,7 @@ __all__ = [
     "KittiMasks",
     "Laplace",
     "load_scene",
+    "mcc",
     "Multimodal3DIdent",
     "Normal",
     "pair_loader",
@@ -77,6 +80,7 @@ __all__ = [
     "Product",
     "pull",
     "push",
+    "r2",
     "Real",
     "render_dataset",
     "render_latents",
@@ -89,10 +93,10 @@ __all__ = [
     "simclr",
     "Space",
     "SpecError",
-    "TrainingError",
     "Sphere",
     "TemporalCausal3DIdent",
     "ThreeDIdent",
+    "TrainingError",
     "Uniform",
     "VonMisesFisher",
 ]
@@ -121,6 +125,7 @@ _HOMES = {
     ),
     "factors": ("Categorical", "FACTORS", "Factor", "Factors", "FactorTable"),
     "hub": ("pull", "push"),
+    "metrics": ("dci", "mcc", "r2"),
     "render.dataset": ("RenderOptions", "render_dataset"),
     "render.pictures": ("render_latents",),
     "scene": ("SceneParams", "SceneSpec", "scene_params"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -13,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ident3d.baselines import encoders
 from ident3d.baselines.encoders import (
     BatchedLinear,
     BoxOutput,
@@ -63,12 +61,6 @@ def unhooked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
-
-
-def test_examples() -> None:
-    results = doctest.testmod(encoders)
-    assert results.attempted > 0
-    assert results.failed == 0
 
 
 # Linear layers.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import itertools
 import json
 import math
@@ -37,12 +36,6 @@ def unhooked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
-
-
-def test_examples() -> None:
-    results = doctest.testmod(mixing)
-    assert results.attempted > 0
-    assert results.failed == 0
 
 
 @pytest.mark.parametrize(("dtype", "atol"), DTYPES)
