@@ -153,7 +153,7 @@ class Figure:
         preset: paper, fast or quick.
         seeds: how many seeds a point; they train side by side.
         concentrations: kappa of the marginal, 0 for the uniform law.
-        conditional: kappa of the conditional.
+        held: kappa of the conditional.
         dim: N, how many latents.
         steps: training steps.
         batch: B, pairs a step.
@@ -166,7 +166,8 @@ class Figure:
     preset: Literal["paper", "fast", "quick"] = "fast"
     seeds: int = 3
     concentrations: tuple[float, ...] = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-    conditional: float = 10.0
+    # `conditional` is a law in MLPSettings, which takes what an option of its name says.
+    held: Annotated[float, arg(name="conditional")] = 10.0
     dim: int | None = None
     steps: int | None = None
     batch: int | None = None
@@ -182,7 +183,7 @@ class Figure:
         if self.number != 2:
             raise SpecError(f"figure {self.number}: expected 2, the sweep of the marginal's concentration")
         start = settings_of(self, None, self.preset)
-        points = sweep_settings(start, self.concentrations, self.conditional)
+        points = sweep_settings(start, self.concentrations, self.held)
         options = RunOptions(quiet=self.quiet)
         seeds = seeds_of(self.seeds)
         results = sweep(points, seeds, self.out, preset=self.preset, device=self.device, options=options)

@@ -138,7 +138,7 @@ class MLPEncoder(nn.Module):
             y = functional.leaky_relu(layer(y), self.slope)
         # In half precision a representation would be known to some percent of its space, a step of the pairs.
         with torch.autocast(x.device.type, enabled=False):
-            representations: Tensor = self.output(last(y.to(x.dtype)))
+            representations: Tensor = self.output(last(y.to(last.get_parameter("weight").dtype)))
         return representations
 
 

@@ -8,6 +8,7 @@ marginal is more concentrated than the conditional, the negatives lie no further
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,8 +44,10 @@ def sweep_settings(
         SpecError: fewer than two concentrations, one twice, one below 0 or out of the law's range.
     """
     points = tuple(float(kappa) for kappa in concentrations)
-    if len(points) < 2 or len(set(points)) < len(points) or not min(points) >= 0:
+    if len(points) < 2 or len(set(points)) < len(points) or not all(0 <= kappa < math.inf for kappa in points):
         raise SpecError(f"concentrations = {list(concentrations)}: expected at least two different ones, 0 or above")
+    if not 0 <= conditional < math.inf:
+        raise SpecError(f"conditional = {conditional}: expected a finite concentration")
     laws = {kappa: "uniform" if kappa == 0 else f"vmf({number(kappa)})" for kappa in sorted(points)}
     held = f"vmf({number(conditional)})"
     return {

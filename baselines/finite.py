@@ -25,9 +25,9 @@ class FiniteWatch:
     def note(self, step: int, losses: Tensor) -> None:
         """Look at a step's losses (seeds,), and at the gradients, before the step is taken."""
         seen = losses.detach()
-        norms = torch.stack(
-            [torch.linalg.vector_norm(p.grad) for p in self._parameters if p.grad is not None] or [seen.new_zeros(())]
-        )
+        # Those without a gradient count, so that the number of a norm is that of its name.
+        grads = [seen.new_zeros(()) if p.grad is None else p.grad for p in self._parameters]
+        norms = torch.stack([torch.linalg.vector_norm(grad) for grad in grads] or [seen.new_zeros(())])
         bad_loss, bad_grad = ~torch.isfinite(seen), ~torch.isfinite(norms)
         # (step, a loss?, which): -1 while all is well.
         found = torch.stack(

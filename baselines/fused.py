@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ident3d.baselines.once import once
 from ident3d.baselines.terms import Term
 
 __all__ = ["fused_log_sum_exp", "is_fusible"]
@@ -101,7 +101,7 @@ class _Fused(torch.autograd.Function):
         return lse
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, y, lse = ctx.saved_tensors
         anchors = _by_dimension(x)

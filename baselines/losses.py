@@ -22,15 +22,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import logsigmoid
 
 from ident3d.baselines.negatives import log_sum_exp_scores
 from ident3d.baselines.terms import Term
 from ident3d.errors import SpecError
+from ident3d.spaces import per_dimension
 
 __all__ = ["DotPart", "LpPart", "dot_infonce", "lp_infonce", "product_infonce"]
 
@@ -83,18 +86,15 @@ class DotPart:
 def _check_part(dim: int, tau: Temperature) -> None:
     if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
         raise SpecError(f"a part of {dim!r} dimensions: expected at least 1")
-    if isinstance(tau, Tensor):
-        # A temperature that is learned lies on its device, and looking at it would wait for that.
-        known = tau.detach().flatten().tolist() if tau.device.type == "cpu" else []
-        count = tau.shape[-1] if tau.ndim else 1
+    if not isinstance(tau, Tensor):
+        values: Sequence[float] = per_dimension("tau", tau, dim)
+    elif tau.ndim > 1 or tau.numel() not in (1, dim):
+        raise SpecError(f"tau of shape {tuple(tau.shape)}: expected one number, or {dim}")
     else:
-        many = not isinstance(tau, int | float)
-        known = list(tau) if many else [tau]  # type: ignore[arg-type]
-        count = len(known) if many else 1
-    if not all(isinstance(t, int | float) and not isinstance(t, bool) and 0 < t < math.inf for t in known):
+        # One that is learned lies on its device, and looking at it would make that wait.
+        values = tau.detach().flatten().tolist() if tau.device.type == "cpu" else []
+    if not all(0 < value < math.inf for value in values):
         raise SpecError(f"tau = {tau!r}: expected finite numbers above 0")
-    if count not in (1, dim):
-        raise SpecError(f"tau has {count} values; expected one, or {dim}")
 
 
 def lp_infonce(
@@ -135,7 +135,7 @@ def lp_infonce(
         >>> lp_infonce(x, x + 0.01, p=1)
         tensor(1.6460)
     """
-    parts = [LpPart(anchors.shape[-1] if anchors.ndim else 0, p, tau)]
+    parts = [LpPart(_dim_of(anchors), p, tau)]
     return _infonce(anchors, positives, parts, include_self, positive_in_denominator, gather, reduction)
 
 
@@ -169,7 +169,7 @@ def dot_infonce(
     Raises:
         SpecError: tau not above 0, shapes that differ, fewer than two anchors, integers.
     """
-    parts = [DotPart(anchors.shape[-1] if anchors.ndim else 0, tau)]
+    parts = [DotPart(_dim_of(anchors), tau)]
     return _infonce(anchors, positives, parts, include_self, positive_in_denominator, gather, reduction)
 
 
@@ -208,7 +208,7 @@ def product_infonce(
         >>> product_infonce(x, x + 0.01, parts=[DotPart(3), LpPart(2, p=1, tau=0.05)])
         tensor(1.1711)
     """
-    if not parts or not all(isinstance(part, LpPart | DotPart) for part in parts):
+    if not isinstance(parts, Sequence) or not parts or not all(isinstance(part, LpPart | DotPart) for part in parts):
         raise SpecError(f"parts = {parts!r}: expected at least one LpPart or DotPart")
     return _infonce(anchors, positives, parts, include_self, positive_in_denominator, gather, reduction)
 
@@ -226,16 +226,32 @@ def _infonce(
     # Scores subtract numbers that are nearly equal: half precision would lose them.
     with torch.autocast(anchors.device.type, enabled=False):
         wide = torch.promote_types(anchors.dtype, torch.float32)
-        x, terms = _tempered(anchors.to(wide), parts)
-        x_positive, _ = _tempered(positives.to(wide), parts)
-        positive = _scores(x, x_positive, terms)
-        rows = x.reshape(-1, *x.shape[-2:])
-        others, offset = _gathered(rows) if gather else (None, 0)
-        negatives = log_sum_exp_scores(rows, others, terms, None if include_self else offset).view(positive.shape)
-        if positive_in_denominator:
-            negatives = torch.logaddexp(positive, negatives)
-        loss = negatives - positive
+        anchors, positives = anchors.to(wide), positives.to(wide)
+        rows = anchors.reshape(-1, *anchors.shape[-2:])
+        centre = rows.detach().mean(1, keepdim=True)
+        x, terms = _tempered(rows, parts, centre)
+        x_positive, _ = _tempered(positives.reshape(rows.shape), parts, centre)
+        gathered, offset = _gathered(rows) if gather else (None, 0)
+        if not include_self and max(rows.shape[1], 0 if gathered is None else gathered.shape[1]) < 2:
+            raise SpecError("a batch of 1 over all ranks: expected at least 2, since anchors need others as negatives")
+        others = None if gathered is None else _tempered(gathered, parts, centre)[0]
+        positive = _scores(x, x_positive, terms).view(anchors.shape[:-1])
+        negatives = log_sum_exp_scores(x, others, terms, None if include_self else offset).view(positive.shape)
+        # Not log(a + b) - log(a): where the loss is small, that is a difference of nearly equal numbers.
+        loss = -logsigmoid(positive - negatives) if positive_in_denominator else negatives - positive
     return loss.mean(-1) if reduction == "mean" else loss
+
+
+def _dim_of(anchors: Tensor) -> int:
+    """Dimensions of representations.
+
+    Raises:
+        SpecError: no tensor, or one without a batch.
+    """
+    if not isinstance(anchors, Tensor) or anchors.ndim < 2:
+        what = f"a tensor of shape {tuple(anchors.shape)}" if isinstance(anchors, Tensor) else repr(type(anchors))
+        raise SpecError(f"anchors: {what}; expected a tensor (batch, dim) or (seeds, batch, dim)")
+    return int(anchors.shape[-1])
 
 
 def _check_pairs(x: Tensor, y: Tensor, parts: Sequence[LpPart | DotPart], gather: bool, reduction: Reduction) -> None:
@@ -246,6 +262,8 @@ def _check_pairs(x: Tensor, y: Tensor, parts: Sequence[LpPart | DotPart], gather
         )
     if not x.is_floating_point() or x.dtype != y.dtype:
         raise SpecError(f"anchors of {x.dtype}, positives of {y.dtype}: expected the same floating-point type")
+    if x.ndim == 3 and x.shape[0] == 0:
+        raise SpecError(f"anchors of shape {tuple(x.shape)}: expected at least one run")
     if x.shape[-2] < 2 and not gather:
         raise SpecError(f"a batch of {x.shape[-2]}: expected at least 2, since negatives are the batch's other anchors")
     dim = sum(part.dim for part in parts)
@@ -255,7 +273,7 @@ def _check_pairs(x: Tensor, y: Tensor, parts: Sequence[LpPart | DotPart], gather
         raise SpecError(f'reduction = {reduction!r}: expected "mean" or "none"')
 
 
-def _tempered(x: Tensor, parts: Sequence[LpPart | DotPart]) -> tuple[Tensor, tuple[Term, ...]]:
+def _tempered(x: Tensor, parts: Sequence[LpPart | DotPart], centre: Tensor) -> tuple[Tensor, tuple[Term, ...]]:
     """x scaled so that all temperatures are 1: by tau^(-1/p), or tau^(-1/2) where both sides of a product get it."""
     terms: list[Term] = []
     pieces: list[Tensor] = []
@@ -263,8 +281,11 @@ def _tempered(x: Tensor, parts: Sequence[LpPart | DotPart]) -> tuple[Tensor, tup
     for part in parts:
         p = part.p if isinstance(part, LpPart) else None
         piece = x[..., start : start + part.dim]
-        if isinstance(part.tau, Tensor) or part.tau != 1:
+        if not (isinstance(part.tau, int | float) and part.tau == 1):
             tau = torch.as_tensor(part.tau, dtype=x.dtype, device=x.device)
+            if p is not None:
+                # Distances do not see where the origin is, but points far from it would lose digits when scaled.
+                piece = piece - centre[..., start : start + part.dim]
             piece = piece * tau.pow(-1 / (2 if p is None else p))
         terms.append(Term(start, start + part.dim, None if p is None else float(p)))
         pieces.append(piece)
@@ -294,7 +315,24 @@ def _gathered(rows: Tensor) -> tuple[Tensor | None, int]:
         )
     if distributed.get_world_size() == 1:
         return None, 0
-    from torch.distributed.nn.functional import all_gather
+    gathered: Tensor = _AllGather.apply(rows)
+    return gathered, distributed.get_rank() * rows.shape[1]
 
-    pieces = all_gather(rows.contiguous())  # type: ignore[no-untyped-call]
-    return torch.cat(pieces, 1), distributed.get_rank() * rows.shape[1]
+
+class _AllGather(torch.autograd.Function):
+    """(seeds, ranks * batch, dim). Not torch.distributed.nn's, deprecated since 2.15: its backward pass receives into
+    tensors laid out as the gradient, whose rows it so scrambles where that is not contiguous."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        rows = rows.contiguous()
+        pieces = [torch.empty_like(rows) for _ in range(torch.distributed.get_world_size())]
+        torch.distributed.all_gather(pieces, rows)
+        return torch.cat(pieces, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        total = grad.clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(total)
+        return total.chunk(torch.distributed.get_world_size(), 1)[torch.distributed.get_rank()]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ident3d.baselines.devices import device_name, resolve_device
+from ident3d.baselines.devices import check_precision, device_name, resolve_device
 from ident3d.baselines.encoders import MLPEncoder, mlp_encoder
 from ident3d.baselines.losses import dot_infonce, lp_infonce
 from ident3d.baselines.mixing import InvertibleMLP, invertible_mlp
@@ -93,15 +93,21 @@ class MLPTask(Task):
             positives.append(self.conditional.around(z[-1], generator=g, check=False))
         return torch.stack(z), torch.stack(positives)
 
+    def _observed(self, z: Tensor) -> Tensor:
+        # In half precision, the noise of the observations would be as large as a pair's distance.
+        with torch.autocast(self.device.type, enabled=False):
+            x: Tensor = self.mixing(z)
+        return x
+
     def losses(self, step: int) -> Tensor:
         """InfoNCE of a step's pairs, or the mean squared error of its z, a value a seed."""
         of = self.of
         z, positives = self.pairs(step)
         if of.mode == "supervised":
-            error = self.model(self.mixing(z)) - z
+            error = self.model(self._observed(z)) - z
             squared: Tensor = error.square().mean((1, 2))
             return squared
-        representations = self.model(self.mixing(torch.cat([z, positives], 1)))
+        representations = self.model(self._observed(torch.cat([z, positives], 1)))
         x, x_positive = representations.split(of.batch, 1)
         p = of.power()
         loss = dot_infonce if p is None else functools.partial(lp_infonce, p=p)
@@ -177,6 +183,7 @@ def run_mlp(
     elif settings.training.steps < 1:
         raise SpecError(f"steps = {settings.training.steps}: expected at least 1 where an encoder is trained")
     where = resolve_device(device)
+    check_precision(settings.training.precision, where)
     folder = None if out is None else RunFolder(out)
     if folder is None:
         return _run(settings, seeds, where, options, None, row, preset)

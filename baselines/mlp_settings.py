@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from ident3d.baselines.mixing import one_of
 from ident3d.baselines.paper import MLPRow, mlp_row
 from ident3d.baselines.training import TrainingSettings
 from ident3d.conditionals import conditional
-from ident3d.distributions import Distribution, Laplace, Normal, Uniform
+from ident3d.distributions import Distribution, GeneralizedNormal, Laplace, Normal, Uniform
 from ident3d.errors import SpecError
 from ident3d.spaces import Box, Real, Space, Sphere
 from ident3d.von_mises_fisher import VonMisesFisher
@@ -79,10 +81,16 @@ class MLPSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
                 raise SpecError(f"{name} = {value!r}: expected {least} to {most:,}")
+        if self.samples < 2 * (self.dim + 2):
+            raise SpecError(f"samples = {self.samples}: expected at least {2 * (self.dim + 2)} for dim = {self.dim}")
         for name in ("tau", "magnitude"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise SpecError(f"{name} = {value!r}: expected a finite number above 0")
+        for name, kinds in (("mode", Mode), ("space", SpaceName), ("model_space", SpaceName)):
+            one_of(name, getattr(self, name), get_args(kinds))
+        one_of("init", self.init, ("torch", "he"))
+        one_of("parametrisation", self.parametrisation, ("linear", "log"))
         # Made once here, so that what cannot be is refused before anything is drawn.
         self.laws()
         if self.power() is None and self.model_space != "sphere":
@@ -94,8 +102,6 @@ class MLPSettings:
     def latent_space(self) -> Space:
         """Where latents live."""
         kinds: dict[str, type[Space]] = {"sphere": Sphere, "box": Box, "unbounded": Real}
-        if self.space not in kinds:
-            raise SpecError(f"space = {self.space!r}: expected {', '.join(kinds)}")
         return kinds[self.space](self.dim)  # type: ignore[call-arg]
 
     def laws(self) -> tuple[Distribution, Distribution]:
@@ -111,7 +117,7 @@ class MLPSettings:
             marginal = conditional(text, space)
         except SpecError as error:
             raise SpecError(f"marginal: {str(error).removeprefix('conditional ')}") from None
-        if not isinstance(marginal, Uniform | Normal | Laplace | VonMisesFisher) and not text.startswith("gennorm"):
+        if not isinstance(marginal, Uniform | Normal | Laplace | GeneralizedNormal | VonMisesFisher):
             raise SpecError(f"marginal {self.marginal!r}: expected uniform, normal, laplace, gennorm or vmf")
         return marginal, conditional(self.conditional, space)
 
@@ -124,16 +130,14 @@ class MLPSettings:
         known = {"vmf": None, "laplace": 1.0, "normal": 2.0}
         if self.model in known:
             return known[self.model]
+        number = re.fullmatch(r"gennorm\(\s*([0-9.]+)\s*\)", self.model)
         try:
-            p = float(self.model.removeprefix("gennorm(").removesuffix(")"))
+            p = float(number[1]) if number else math.nan
         except ValueError:
             p = math.nan
-        if self.model != f"gennorm({self.model[8:-1]})" or not 1 <= p < math.inf:
+        if not 1 <= p < math.inf:
             raise SpecError(f"model = {self.model!r}: expected vmf, laplace, normal or gennorm(P) with P of at least 1")
         return p
-
-
-QUICK_DIM = 10
 
 
 def preset_settings(preset: str) -> MLPSettings:
@@ -163,9 +167,7 @@ _FAST = MLPSettings(
 PRESETS: dict[str, MLPSettings] = {
     "paper": MLPSettings(),
     "fast": _FAST,
-    "quick": dataclasses.replace(
-        _FAST, dim=QUICK_DIM, batch=1024, training=dataclasses.replace(_FAST.training, steps=2000)
-    ),
+    "quick": dataclasses.replace(_FAST, batch=1024, training=dataclasses.replace(_FAST.training, steps=2000)),
 }
 
 

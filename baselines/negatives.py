@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ident3d.baselines.once import once
 from ident3d.baselines.terms import Term
 
 __all__ = ["log_sum_exp_scores"]
@@ -181,7 +181,7 @@ class _Square(torch.autograd.Function):
         return lse
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, lse, shift = ctx.saved_tensors
         if not ctx.sound:
@@ -190,7 +190,9 @@ class _Square(torch.autograd.Function):
         tiles = _Scores(x, x, ctx.terms)
         flow = torch.zeros_like(tiles.x)
         u = grad * torch.exp(shift[:, :, 0] - lse)
-        for rows, columns, e in _exponentials(tiles, shift, ctx.skip):
+        # A distance to itself has derivative 0; its weight, often nearly 1, would hide the others' digits.
+        skip = ctx.skip or all(term.p is not None for term in ctx.terms)
+        for rows, columns, e in _exponentials(tiles, shift, skip):
             if columns == rows:
                 e.mul_(u[:, rows, None])
             else:
@@ -254,7 +256,7 @@ class _Rectangle(torch.autograd.Function):
         return lse
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, y, lse = ctx.saved_tensors
         grad_x, grad_y = _backward_by_rows(_Rows(x, y, ctx.terms), grad, lse, ctx.skip)

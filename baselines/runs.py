@@ -113,7 +113,7 @@ class RunFolder:
     def cut_log(self, step: int) -> None:
         """Drop lines past a step: those of a run that was stopped after its last checkpoint, which are made again."""
         if self.log.exists():
-            kept = [line for line in self.log.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
+            kept = [line for line in self.log.read_text("utf-8", "replace").splitlines() if _step_of(line) <= step]
             write_atomic(self.log, "".join(f"{line}\n" for line in kept).encode())
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from ident3d.baselines.devices import Precision, check_precision, precision_context
 from ident3d.baselines.finite import FiniteWatch
+from ident3d.baselines.mixing import one_of
 from ident3d.baselines.runs import RunFolder, differences
 from ident3d.errors import SpecError, TrainingError
 
@@ -65,8 +66,8 @@ class TrainingSettings:
             rate = getattr(self, name)
             if rate is not None and not 0 <= rate < math.inf:
                 raise SpecError(f"{name} = {rate!r}: expected a finite number of at least 0")
-        if self.schedule not in ("constant", "cosine"):
-            raise SpecError(f"schedule = {self.schedule!r}: expected constant or cosine")
+        one_of("schedule", self.schedule, ("constant", "cosine"))
+        one_of("precision", self.precision, get_args(Precision))
         if not 0 <= self.warmup < 1:
             raise SpecError(f"warmup = {self.warmup!r}: expected a share of the steps, from 0 to below 1")
 
@@ -237,8 +238,11 @@ class _Run:
         Raises:
             TrainingError: it is of another run, or damaged.
         """
-        state = self.folder.load_checkpoint(self.task.device) if self.folder else None
-        if state is None or self.folder is None:
+        if self.folder is None:
+            return
+        state = self.folder.load_checkpoint(self.task.device)
+        if state is None:
+            self.folder.cut_log(-1)  # of a run that was killed before its first checkpoint
             return
         unlike = differences(state["settings"], self.task.settings())
         if unlike:
@@ -250,6 +254,7 @@ class _Run:
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = self.saved = int(state["step"])
         self.trained = Trained(list(state["curve"]), float(state["seconds"]))
+        self._sum, self._counted, self._loss = state.get("since_log", (None, 0, self._loss))
         self.folder.cut_log(self.step)
 
     def take(self, step: int) -> None:
@@ -261,7 +266,8 @@ class _Run:
         self.optimizer.zero_grad()
         with precision_context(self.settings.precision, self.task.device):
             losses = self.task.losses(step)
-        losses.sum().backward()  # type: ignore[no-untyped-call]
+        with precision_context("tf32" if self.settings.precision == "tf32" else "float32", self.task.device):
+            losses.sum().backward()  # type: ignore[no-untyped-call]
         self.watch.note(step, losses)
         self.optimizer.step()
         self.step = step + 1
@@ -298,22 +304,27 @@ class _Run:
             TrainingError: at which step, what, and which checkpoint is good.
         """
         trouble = self.watch.trouble()
-        if trouble is None:
-            return
+        if trouble is not None:
+            raise self._diverged(trouble)
+
+    def _diverged(self, trouble: str) -> TrainingError:
         if self.folder is None:
             kept = "no checkpoint is kept"
         elif self.saved is None:
             kept = "there is no checkpoint before it"
         else:
             kept = f"the last good checkpoint is that of step {self.saved}, {self.folder.checkpoint}"
-        raise TrainingError(f"{trouble}; {kept}. A lower learning rate may help, or float32 in place of bf16")
+        return TrainingError(f"{trouble}; {kept}. A lower learning rate may help, or float32 in place of bf16")
 
     def evaluate(self) -> None:
         """Score the model, and note it."""
         self.check()
         self.task.model.eval()
-        with torch.no_grad():
-            scores = self.task.scores()
+        try:
+            with torch.no_grad():
+                scores = self.task.scores()
+        except SpecError as error:  # a step may leave a model whose codes overflow before a loss does
+            raise self._diverged(f"after step {self.step}: no scores: {error}") from None
         point = {"step": self.step, "loss": self._loss, **scores, "seconds": round(self._seconds(), 3)}
         if self.step == 0:
             point.pop("loss")
@@ -323,10 +334,10 @@ class _Run:
 
     def save(self) -> None:
         """Keep the state, unless it is kept already."""
+        self.trained.seconds = self._seconds()
         if self.folder is None or self.saved == self.step:
             return
         self.check()
-        self.trained.seconds = self._seconds()
         self.folder.save_checkpoint(
             {
                 "settings": self.task.settings(),
@@ -334,6 +345,7 @@ class _Run:
                 "model": self.task.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "curve": self.trained.curve,
+                "since_log": (self._sum, self._counted, self._loss),
                 "seconds": self.trained.seconds,
             }
         )

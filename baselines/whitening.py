@@ -50,4 +50,6 @@ class Whitening(nn.Module):
 
     def forward(self, x: Float[Tensor, "seeds batch dim"]) -> Float[Tensor, "seeds batch dim"]:
         """Whitened observations."""
-        return torch.bmm(x - self.mean, self.root)
+        # In half precision, what it raises would be noise.
+        with torch.autocast(x.device.type, enabled=False):
+            return torch.bmm(x - self.mean, self.root)

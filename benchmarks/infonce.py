@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ident3d.baselines import mlp
 from ident3d.baselines.losses import dot_infonce, lp_infonce
 from ident3d.baselines.mlp import MLPTask
 from ident3d.baselines.mlp_settings import row_settings
@@ -111,14 +112,12 @@ def step_forms(device: str) -> dict[str, Callable[[], object]]:
         optimizer.step()
 
     def plain_step() -> None:
-        import ident3d.baselines.mlp as mlp
-
-        kept = mlp.lp_infonce
-        mlp.lp_infonce = lambda x, y, *, p, **_: plain_infonce(x[0], y[0], p)  # type: ignore[assignment]
+        kept = vars(mlp)["lp_infonce"]
+        vars(mlp)["lp_infonce"] = lambda x, y, *, p, **_: plain_infonce(x[0], y[0], p)
         try:
             step()
         finally:
-            mlp.lp_infonce = kept
+            vars(mlp)["lp_infonce"] = kept
 
     return {"plain": plain_step, "ours": step}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -30,6 +32,8 @@ def run_command(program: str, command: Callable[[], int | None]) -> NoReturn:
         with warnings.catch_warnings():
             warnings.showwarning = show
             status = command()
+            # What is left to print is printed here: at exit, a pipe that is closed would be a traceback.
+            sys.stdout.flush()
     except Ident3DError as error:
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(2)
@@ -38,5 +42,7 @@ def run_command(program: str, command: Callable[[], int | None]) -> NoReturn:
             print(f"\n{program}: {stop}", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     sys.exit(status or 0)
