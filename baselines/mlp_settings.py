@@ -167,7 +167,7 @@ _FAST = MLPSettings(
 PRESETS: dict[str, MLPSettings] = {
     "paper": MLPSettings(),
     "fast": _FAST,
-    "quick": dataclasses.replace(_FAST, batch=1024, training=dataclasses.replace(_FAST.training, steps=2000)),
+    "quick": dataclasses.replace(_FAST, batch=1024, training=dataclasses.replace(_FAST.training, steps=3500)),
 }
 
 
