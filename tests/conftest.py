@@ -15,7 +15,8 @@ import pytest
 from jaxtyping import install_import_hook
 
 # Shapes in annotations are checked at run time, in the tests only. Before the first import of these modules.
-install_import_hook(["ident3d.datasets", "ident3d.figures"], "beartype.beartype")
+TENSORS = [f"ident3d.baselines.{name}" for name in ("encoders", "mixing", "negatives", "outputs", "whitening")]
+install_import_hook(["ident3d.datasets", "ident3d.figures", *TENSORS], "beartype.beartype")
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"

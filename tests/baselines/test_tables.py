@@ -145,7 +145,7 @@ def test_a_difference_is_named_with_both_values(changes: dict[str, Any], text: s
 
 def test_nested_settings_are_named_by_their_last_part() -> None:
     differs = line_of("2.1", [made(preset="quick")]).differs
-    assert {"steps 2,000 (300,000)", "learning_rate 0.003 (0.0001)", "schedule cosine (constant)"} <= set(differs)
+    assert {"steps 3,500 (300,000)", "learning_rate 0.003 (0.0001)", "schedule cosine (constant)"} <= set(differs)
     assert "warmup 0.03 (0)" in differs
     assert "scale_learning_rate 0.01 (none)" in differs
 
@@ -223,7 +223,7 @@ def test_notes_are_shared_and_in_the_order_of_the_lines() -> None:
     marks = {row[0]: row[-1] for row in sheet.rows if row[0]} | {"2.1": sheet.rows[2][-1]}
     assert [marks[row] for row in ("2.1", "2.3", "2.5", "2.7", "2.8")] == ["a", "b", "a", "", ""]
     assert [mark for mark, _ in sheet.notes] == ["a", "b"]
-    assert "steps 2,000 (300,000)" in sheet.notes[1][1]
+    assert "steps 3,500 (300,000)" in sheet.notes[1][1]
 
 
 def test_marks_go_on_after_z() -> None:
