@@ -115,8 +115,8 @@ class BatchedLinear(nn.Module):
 def _linear_on_cpu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     """W x + b for rows of x, as a convolution over a picture of one row whose pixels are the batch.
 
-    torch has MKL multiply matrices and oneDNN convolve. On an AMD processor (Zen 5), oneDNN's 1 x 1 convolution is twice
-    as fast as MKL's product, forward and backward, and 2.6 times as fast as its batched product.
+    torch has MKL multiply matrices and oneDNN convolve. On an AMD processor (Zen 5), oneDNN's 1 x 1 convolution is
+    twice as fast as MKL's product, forward and backward, and 2.6 times as fast as its batched product.
     """
     pixels = x.unsqueeze(0).unsqueeze(0).permute(0, 3, 1, 2)
     y = functional.conv2d(pixels, w.unsqueeze(-1).unsqueeze(-1), b)
