@@ -104,7 +104,8 @@ class MLP:
         )
         for name in ("r2", "mcc"):
             values = ", ".join(f"{100 * v:.2f}" for v in result.scores[name])
-            print(f"{name.upper():4}{spread(result.scores[name])} %  (seeds {seeds[0]} to {seeds[-1]}: {values})")
+            which = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+            print(f"{name.upper():4}{spread(result.scores[name])} %  ({which}: {values})")
         print(f"{out / 'result.json'}: {result.steps:,} steps in {result.wall_s:,.0f} s on {result.device}")
 
     def name(self) -> str:
@@ -216,7 +217,12 @@ class Curves:
         save_figure(curves_figure(results), self.out)
         for line in speed_ups(results):
             level = f"{line.score.upper()} {100 * line.level:.1f} %"
-            steps = "never" if line.ratio is None else f"after {line.steps:,.0f} steps, {line.ratio:.1f} times fewer"
+            by, least = ("by its first evaluation, ", "at least ") if line.at_once else ("", "")
+            steps = (
+                "never"
+                if line.ratio is None
+                else f"{by}after {line.steps:,.0f} steps, {least}{line.ratio:.1f} times fewer"
+            )
             print(f"row {line.row}: paper has {level} after {line.paper_steps:,.0f} steps, {line.preset} {steps}")
         print(self.out.absolute())
 

@@ -66,6 +66,10 @@ def test_presets_are_compared_at_the_best_level_of_paper() -> None:
     assert line.paper_steps == pytest.approx(400)
     assert line.steps == pytest.approx(20)
     assert line.ratio == pytest.approx(20)
+    assert not line.at_once
+    (bound,) = speed_ups([PAPER, result("2.1", "fast", [(10, [0.7, 0.7]), (30, [0.8, 0.8])])])
+    assert bound.at_once
+    assert bound.steps == 10
 
 
 def test_a_preset_that_never_has_the_level_has_no_ratio() -> None:
