@@ -106,6 +106,7 @@ def sweep_figure(results: dict[float, Result]) -> Figure:
     axes.set_xscale("symlog", linthresh=min([k for k in kappas if k > 0], default=1.0), linscale=0.5)
     axes.set_xticks(kappas, ["uniform" if kappa == 0 else number(kappa) for kappa in kappas])
     axes.minorticks_off()
+    axes.set_xlim(kappas[0] - 0.2 * min(1.0, kappas[1]), 1.4 * kappas[-1])
     axes.set_ylim(min(0.0, *means) - 3, 103)
     axes.set_xlabel("concentration of the marginal vMF(kappa)")
     axes.set_ylabel("R2 of a linear map to the latents (%)")
