@@ -6,12 +6,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes, Positional, arg, subcommand
 
-from ident3d.baselines.mlp_settings import MLPSettings, preset_settings, row_settings
+from ident3d.baselines.devices import Precision
+from ident3d.baselines.mlp_settings import MLPSettings, Mode, Preset, preset_settings, row_settings
+from ident3d.baselines.paper import SpaceName
 from ident3d.baselines.results import spread
 from ident3d.commands import run_command
 from ident3d.errors import SpecError
@@ -57,15 +59,15 @@ class MLP:
     """
 
     row: Annotated[str | None, arg(metavar="T.R")] = None
-    preset: Literal["paper", "fast", "quick"] = "fast"
+    preset: Preset = "fast"
     seeds: int = 5
     first_seed: int = 0
     out: Annotated[Path | None, arg(metavar="DIR")] = None
-    mode: Literal["unsupervised", "supervised", "identity"] = "unsupervised"
-    space: Literal["sphere", "box", "unbounded"] | None = None
+    mode: Mode = "unsupervised"
+    space: SpaceName | None = None
     marginal: str | None = None
     conditional: str | None = None
-    model_space: Literal["sphere", "box", "unbounded"] | None = None
+    model_space: SpaceName | None = None
     model: str | None = None
     dim: int | None = None
     steps: int | None = None
@@ -75,7 +77,7 @@ class MLP:
     tau: float | None = None
     include_self: bool | None = None
     positive_in_denominator: bool | None = None
-    precision: Literal["float32", "tf32", "bf16"] | None = None
+    precision: Precision | None = None
     device: str = "auto"
     compile: FlagCreatePairsOff[bool] = False
     log_every: int = 100
@@ -164,7 +166,7 @@ class Figure:
 
     number: Positional[Annotated[int, arg(metavar="N")]]
     out: Annotated[Path, arg(metavar="DIR")] = Path("runs/figure-2")
-    preset: Literal["paper", "fast", "quick"] = "fast"
+    preset: Preset = "fast"
     seeds: int = 3
     concentrations: tuple[float, ...] = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
     # `conditional` is a law in MLPSettings, which takes what an option of its name says.

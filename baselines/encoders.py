@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ident3d.baselines.mixing import check_batch, check_seeds, check_slope, one_of
+from ident3d.baselines.mixing import check_batch, check_seeds, check_slope
 from ident3d.baselines.outputs import (
     BoxOutput,
     OutputNormalisation,
@@ -27,7 +27,8 @@ from ident3d.baselines.outputs import (
     Unbounded,
     output_normalisation,
 )
-from ident3d.datasets.batches import generator_of, whole
+from ident3d.checks import one_of, whole
+from ident3d.datasets.batches import generator_of
 from ident3d.errors import SpecError
 
 __all__ = [

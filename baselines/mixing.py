@@ -20,7 +20,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ident3d.datasets.batches import generator_of, whole
+from ident3d.checks import whole
+from ident3d.datasets.batches import generator_of
 from ident3d.errors import SpecError
 
 __all__ = ["InvertibleMLP", "MixingDescription", "best_conditioned", "invertible_mlp"]
@@ -72,16 +73,6 @@ def check_slope(slope: float) -> float:
     if isinstance(slope, bool) or not isinstance(slope, int | float) or not 0 < slope < math.inf:
         raise SpecError(f"slope = {slope!r}: expected a finite number above 0")
     return float(slope)
-
-
-def one_of(name: str, value: str, choices: Sequence[str]) -> None:
-    """Refuse what is not among the choices.
-
-    Raises:
-        SpecError: it is not.
-    """
-    if value not in choices:
-        raise SpecError(f"{name} = {value!r}: expected one of {', '.join(choices)}")
 
 
 def best_conditioned(dim: int, candidates: int, *, generator: torch.Generator) -> Float[Tensor, "dim dim"]:

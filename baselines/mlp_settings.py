@@ -8,9 +8,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from ident3d.baselines.mixing import one_of
-from ident3d.baselines.paper import MLPRow, mlp_row
+from ident3d.baselines.paper import MLPRow, SpaceName, mlp_row
 from ident3d.baselines.training import TrainingSettings
+from ident3d.checks import one_of
 from ident3d.conditionals import conditional
 from ident3d.distributions import Distribution, GeneralizedNormal, Laplace, Normal, Uniform
 from ident3d.errors import SpecError
@@ -21,7 +21,6 @@ __all__ = ["PRESETS", "MLPSettings", "preset_settings", "row_settings"]
 
 Mode = Literal["unsupervised", "supervised", "identity"]
 Preset = Literal["paper", "fast", "quick"]
-SpaceName = Literal["sphere", "box", "unbounded"]
 MAX_DIM, MAX_BATCH = 1000, 2**20
 
 

@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ident3d.baselines.mixing import check_batch, one_of
-from ident3d.datasets.batches import whole
+from ident3d.baselines.mixing import check_batch
+from ident3d.checks import one_of, whole
 from ident3d.errors import SpecError
 from ident3d.spaces import per_dimension
 

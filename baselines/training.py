@@ -25,8 +25,8 @@ from tqdm import tqdm
 
 from ident3d.baselines.devices import Precision, check_precision, precision_context
 from ident3d.baselines.finite import FiniteWatch
-from ident3d.baselines.mixing import one_of
 from ident3d.baselines.runs import RunFolder, differences
+from ident3d.checks import one_of
 from ident3d.errors import SpecError, TrainingError
 
 __all__ = ["Curve", "RunOptions", "Stopped", "Task", "Trained", "TrainingSettings", "train"]
@@ -217,6 +217,7 @@ class _Run:
         self.watch = FiniteWatch(task.model, task.seeds)
         self._sum: Tensor | None = None
         self._counted, self._loss = 0, [math.nan] * len(task.seeds)
+        self._shown: dict[str, str] = {}
         self._writer = _event_writer(folder) if options.tensorboard else None
         if options.compile:
             task.model.compile()
@@ -373,10 +374,8 @@ class _Run:
                     self._writer.add_scalar(f"{name}/seed{seed}", value, line["step"])
 
     def _show(self, **values: list[float]) -> None:
-        means = {name: f"{sum(v) / len(v):.4g}" for name, v in values.items() if v}
-        shown = dict(getattr(self, "_shown", {}), **means)
-        self._shown = shown
-        self._bar.set_postfix(shown, refresh=False)
+        self._shown |= {name: f"{sum(v) / len(v):.4g}" for name, v in values.items() if v}
+        self._bar.set_postfix(self._shown, refresh=False)
 
 
 def _adam(task: Task, settings: TrainingSettings) -> torch.optim.Adam:

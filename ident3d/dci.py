@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
+from ident3d.checks import whole
 from ident3d.errors import SpecError
 from ident3d.factors import FactorTable
 from ident3d.scoring import (
@@ -24,7 +25,6 @@ from ident3d.scoring import (
     columns_of,
     explained,
     halves_of,
-    whole,
 )
 
 __all__ = ["DCIScore", "dci", "entropy_scores"]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
+from ident3d.checks import whole
 from ident3d.dci import DCIScore, dci, dci_task, entropy_scores
 from ident3d.errors import SpecError
 from ident3d.factors import FactorTable
@@ -29,7 +30,6 @@ from ident3d.scoring import (
     from_first,
     halves_of,
     need_rows,
-    whole,
 )
 
 __all__ = ["DCIScore", "Intervals", "MCCScore", "R2Score", "bootstrap", "dci", "entropy_scores", "mcc", "r2"]

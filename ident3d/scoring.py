@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int32, Int64, Real
 
+from ident3d.checks import whole
 from ident3d.errors import SpecError
 from ident3d.factors import Categorical, Factor, Factors, FactorTable
 from ident3d.schema import to_plain
@@ -31,7 +31,6 @@ __all__ = [
     "from_first",
     "halves_of",
     "need_rows",
-    "whole",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -299,17 +298,6 @@ def need_rows(columns: Columns, least: int, why: str) -> None:
     """
     if len(columns) < least:
         raise SpecError(f"{len(columns):,} rows: expected at least {least:,}, {why}")
-
-
-def whole(name: str, value: Any, least: int = 0) -> int:
-    """A whole number.
-
-    Raises:
-        SpecError: something else, or less than `least`.
-    """
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-        raise SpecError(f"{name} = {value!r}: expected a whole number of at least {least}")
-    return int(value)
 
 
 def halves_of(codes: Columns, shuffle: int | None, least: int) -> tuple[Rows, Rows]:

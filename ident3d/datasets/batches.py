@@ -6,12 +6,12 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Sampler
 
+from ident3d.checks import whole
 from ident3d.errors import SpecError
 
 __all__ = ["BatchStream", "Deliveries", "PairLoader", "generator_of"]
@@ -24,17 +24,6 @@ def generator_of(*key: object, device: torch.device | str = "cpu") -> torch.Gene
     text = "/".join(str(part) for part in ("ident3d", *key))
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
-
-
-def whole(name: str, value: Any, least: int) -> int:
-    """A whole number.
-
-    Raises:
-        SpecError: something else, or less than `least`.
-    """
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-        raise SpecError(f"{name} = {value!r}: expected a whole number of at least {least}")
-    return int(value)
 
 
 def ranks_of(rank: int | None, world_size: int | None) -> tuple[int, int]:

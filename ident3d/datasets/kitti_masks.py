@@ -20,7 +20,8 @@ from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ident3d.datasets.batches import BatchStream, generator_of, whole
+from ident3d.checks import whole
+from ident3d.datasets.batches import BatchStream, generator_of
 from ident3d.datasets.safe_pickle import load_plain_pickle
 from ident3d.datasets.serving import Array, Transform
 from ident3d.datasets.silhouettes import FRAMES, SEQUENCES, SIDE, make_silhouettes

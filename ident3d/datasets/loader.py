@@ -12,7 +12,8 @@ from jaxtyping import Int64
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from ident3d.datasets.batches import generator_of, ranks_of, whole
+from ident3d.checks import whole
+from ident3d.datasets.batches import generator_of, ranks_of
 from ident3d.datasets.blocks import Blocks, ahead, normalize_into, pieces
 from ident3d.datasets.serving import Array
 from ident3d.errors import DatasetError, SpecError

@@ -13,7 +13,8 @@ from jaxtyping import Float
 from scipy.spatial.distance import cdist  # type: ignore[import-untyped]
 from scipy.stats import ks_2samp, wasserstein_distance  # type: ignore[import-untyped]
 
-from ident3d.datasets.batches import generator_of, whole
+from ident3d.checks import whole
+from ident3d.datasets.batches import generator_of
 from ident3d.datasets.matching import Metric
 from ident3d.datasets.pairs import Matches, PairSampler, draw_around, held_columns, latents_of, law_of, table_of
 from ident3d.datasets.serving import Array

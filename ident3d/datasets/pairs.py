@@ -18,9 +18,10 @@ from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ident3d.checks import whole
 from ident3d.conditionals import columns_of, share_of
 from ident3d.conditionals import conditional as parse_conditional
-from ident3d.datasets.batches import BatchStream, PairLoader, generator_of, whole
+from ident3d.datasets.batches import BatchStream, PairLoader, generator_of
 from ident3d.datasets.groups import GroupedNearest, groups_of
 from ident3d.datasets.index_cache import IndexCache
 from ident3d.datasets.matching import Metric, Nearest, check_match, make_index

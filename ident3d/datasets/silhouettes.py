@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Integer, UInt8
 from scipy.special import log_ndtr  # type: ignore[import-untyped]
 
-from ident3d.datasets.batches import whole
+from ident3d.checks import whole
 from ident3d.datasets.serving import Array
 from ident3d.errors import SpecError
 
