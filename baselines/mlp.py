@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from torch import Tensor, nn
 
 from ident3d.baselines.devices import check_precision, device_name, resolve_device
 from ident3d.baselines.encoders import MLPEncoder, mlp_encoder
-from ident3d.baselines.losses import dot_infonce, lp_infonce
 from ident3d.baselines.mixing import InvertibleMLP, invertible_mlp
 from ident3d.baselines.mlp_settings import MLPSettings
+from ident3d.baselines.model_loss import model_loss
 from ident3d.baselines.outputs import output_normalisation
 from ident3d.baselines.results import Result, load_result, versions
 from ident3d.baselines.runs import RunFolder, differences
@@ -109,9 +108,8 @@ class MLPTask(Task):
             return squared
         representations = self.model(self._observed(torch.cat([z, positives], 1)))
         x, x_positive = representations.split(of.batch, 1)
-        p = of.power()
-        loss = dot_infonce if p is None else functools.partial(lp_infonce, p=p)
-        return loss(
+        return model_loss(
+            of.model,
             x,
             x_positive,
             tau=of.tau,

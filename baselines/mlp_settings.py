@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from ident3d.baselines.model_loss import check_model_space, loss_power
 from ident3d.baselines.paper import MLPRow, SpaceName, mlp_row
 from ident3d.baselines.training import TrainingSettings
 from ident3d.checks import one_of
@@ -92,11 +92,7 @@ class MLPSettings:
         one_of("parametrisation", self.parametrisation, ("linear", "log"))
         # Made once here, so that what cannot be is refused before anything is drawn.
         self.laws()
-        if self.power() is None and self.model_space != "sphere":
-            raise SpecError(
-                f"model = vmf in model_space = {self.model_space}: the dot product needs a sphere; choose "
-                "model_space = sphere, or model = laplace, normal or gennorm(P)"
-            )
+        check_model_space(self.model, self.model_space)
 
     def latent_space(self) -> Space:
         """Where latents live."""
@@ -126,17 +122,7 @@ class MLPSettings:
         Raises:
             SpecError: another model.
         """
-        known = {"vmf": None, "laplace": 1.0, "normal": 2.0}
-        if self.model in known:
-            return known[self.model]
-        number = re.fullmatch(r"gennorm\(\s*([0-9.]+)\s*\)", self.model)
-        try:
-            p = float(number[1]) if number else math.nan
-        except ValueError:
-            p = math.nan
-        if not 1 <= p < math.inf:
-            raise SpecError(f"model = {self.model!r}: expected vmf, laplace, normal or gennorm(P) with P of at least 1")
-        return p
+        return loss_power(self.model)
 
 
 def preset_settings(preset: str) -> MLPSettings:

@@ -18,6 +18,7 @@ __all__ = [
     "MLPRow",
     "Published",
     "mlp_row",
+    "threedident_row",
     "KITTI_ROWS",
     "KittiRow",
     "SUPERVISED_3DIDENT",
@@ -113,7 +114,7 @@ class ThreeDIdentRow:
         model_space: where representations live.
         model: the conditional that the loss assumes.
         matches: column M.
-        identity_test: R2 of the pictures themselves, table 4; printed at the first row alone.
+        identity_test: R2 without training, table 4; printed at the first row alone.
         identity_train: the same, table 5.
         test: table 4.
         train: table 5; None where the paper leaves it blank.
@@ -266,3 +267,18 @@ SUPERVISED_3DIDENT: dict[str, ThreeDIdentScores] = {
     "train": _scores((99.98, 0.01), (99.99, 0.01)),
 }
 """An encoder of 3DIdent trained on the true latents, without bounds: no row of the tables, printed beside them."""
+
+
+def threedident_row(row: str) -> ThreeDIdentRow:
+    """A row of tables 4 and 5 by its name.
+
+    Args:
+        row: 4.1 to 4.5.
+
+    Raises:
+        SpecError: any other value; the text lists the rows.
+    """
+    for found in THREEDIDENT_ROWS:
+        if found.row == row:
+            return found
+    raise SpecError(f"row = {row!r}: expected one of {', '.join(found.row for found in THREEDIDENT_ROWS)}")
