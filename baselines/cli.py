@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes, Positional, arg, subcommand
 
+from ident3d.baselines.cli_threedident import Predict, ThreeDIdent
 from ident3d.baselines.devices import Precision
 from ident3d.baselines.mlp_settings import MLPSettings, Mode, Preset, preset_settings, row_settings
 from ident3d.baselines.paper import SpaceName
@@ -122,7 +123,7 @@ class Table:
     """Print a table of the paper beside the results of a folder.
 
     Attributes:
-        number: 1 or 2.
+        number: 1, 2, 4 (3DIdent, test set) or 5 (3DIdent, training set).
         results: the folder in which results lie, at any depth.
         out: a file to write as well: .txt, .md, .png, .pdf or .svg.
     """
@@ -253,6 +254,8 @@ def settings_of(command: Any, row: str | None, preset: str) -> MLPSettings:
 
 Command = (
     Annotated[MLP, subcommand("mlp")]
+    | Annotated[ThreeDIdent, subcommand("3dident")]
+    | Annotated[Predict, subcommand("predict")]
     | Annotated[Table, subcommand("table")]
     | Annotated[Figure, subcommand("figure")]
     | Annotated[Curves, subcommand("curves")]

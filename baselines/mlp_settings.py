@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from ident3d.baselines.model_loss import check_model_space, loss_power
 from ident3d.baselines.paper import MLPRow, SpaceName, mlp_row
-from ident3d.baselines.training import TrainingSettings
+from ident3d.baselines.training_settings import TrainingSettings
 from ident3d.checks import one_of
 from ident3d.conditionals import conditional
 from ident3d.distributions import Distribution, GeneralizedNormal, Laplace, Normal, Uniform

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import json
 import math
 import platform
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from ident3d._version import __version__
-from ident3d.baselines.paper import mlp_row
+from ident3d.baselines.paper import mlp_row, threedident_row
 from ident3d.errors import DatasetError, SpecError
 from ident3d.files import write_json
 from ident3d.schema import from_plain, to_plain
@@ -121,6 +122,8 @@ class Result:
             raise SpecError(f"experiment = {self.experiment!r}: expected mlp, kitti or 3dident")
         if self.experiment == "mlp" and self.row is not None:
             mlp_row(self.row)
+        if self.experiment == "3dident" and self.row is not None:
+            threedident_row(self.row)
         for name in ("row", "preset", "device"):
             text = getattr(self, name)
             # These stand in tables, a line each.
@@ -239,10 +242,15 @@ def load_results(folder: Path) -> list[Result]:
     return [load_result(path) for path in paths]
 
 
-def versions() -> dict[str, str]:
-    """Versions of what scores depend on."""
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of what scores depend on.
+
+    Args:
+        packages: besides Python, torch, numpy and ident3d.
+    """
     found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     found["ident3d"] = __version__
+    found |= {package: importlib.metadata.version(package) for package in packages}
     if torch.version.cuda is not None:
         found["cuda"] = torch.version.cuda
     return {name: str(version) for name, version in found.items()}

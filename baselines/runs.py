@@ -3,6 +3,7 @@
 RUN/checkpoint.pt   the last good state; written whole or not at all
 RUN/log.jsonl       a line each so many steps, and each evaluation
 RUN/result.json     the scores, once it is finished
+RUN/codes.png       of pictures: codes against factors, once it is finished
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from ident3d.errors import DatasetError, TrainingError
 from ident3d.files import write_atomic
 from ident3d.locks import file_lock
 
-__all__ = ["RunFolder", "differences"]
+__all__ = ["RunFolder", "differences", "read_checkpoint"]
 
 FORMAT = 1
-NAMES = ("checkpoint.pt", "log.jsonl", "result.json", ".lock", "tensorboard")
+NAMES = ("checkpoint.pt", "log.jsonl", "result.json", ".lock", "tensorboard", "codes.png")
 
 
 class RunFolder:
@@ -75,28 +76,8 @@ class RunFolder:
             raise TrainingError(f"{self.checkpoint}: not written: {error.strerror}; the one before it stays") from None
 
     def load_checkpoint(self, device: torch.device | str) -> dict[str, Any] | None:
-        """The checkpoint, or None where there is none.
-
-        Raises:
-            TrainingError: it is damaged, or of another version of ident3d.
-        """
-        if not self.checkpoint.exists():
-            return None
-        try:
-            # torch does not look at the checksums in its files.
-            with zipfile.ZipFile(self.checkpoint) as archive:
-                damaged = archive.testzip()
-            if damaged is not None:
-                raise ValueError(f"its part {damaged} does not agree with its checksum")
-            state = torch.load(self.checkpoint, map_location=device, weights_only=True)
-        except Exception as error:  # parsers of damaged files raise whatever they raise
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise TrainingError(
-                f"{self.checkpoint}: a damaged checkpoint ({why}); remove it to begin again from step 0"
-            ) from None
-        if not isinstance(state, dict) or state.get("format") != FORMAT:
-            raise TrainingError(f"{self.checkpoint}: not of this version of ident3d; choose another folder")
-        return state
+        """The checkpoint, or None where there is none; raises as `read_checkpoint`."""
+        return read_checkpoint(self.checkpoint, device)
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a line to the log.
@@ -115,6 +96,29 @@ class RunFolder:
         if self.log.exists():
             kept = [line for line in self.log.read_text("utf-8", "replace").splitlines() if _step_of(line) <= step]
             write_atomic(self.log, "".join(f"{line}\n" for line in kept).encode())
+
+
+def read_checkpoint(path: Path, device: torch.device | str) -> dict[str, Any] | None:
+    """The checkpoint at a path, or None where there is none.
+
+    Raises:
+        TrainingError: it is damaged, or of another version of ident3d.
+    """
+    if not path.exists():
+        return None
+    try:
+        # torch does not look at the checksums in its files.
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"its part {damaged} does not agree with its checksum")
+        state = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # parsers of damaged files raise whatever they raise
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TrainingError(f"{path}: a damaged checkpoint ({why}); remove it to begin again from step 0") from None
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise TrainingError(f"{path}: not of this version of ident3d; choose another folder")
+    return state
 
 
 def _step_of(line: str) -> float:

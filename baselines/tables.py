@@ -5,28 +5,21 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ident3d.baselines.mlp_settings import PRESETS, row_settings
-from ident3d.baselines.paper import MLP_ROWS, MLPRow, Published
+from ident3d.baselines.paper import Published
+from ident3d.baselines.published_tables import DATA, PublishedTable, Score, flat, published_table
 from ident3d.baselines.results import Result, Spread, spread
 from ident3d.baselines.table_formats import Sheet, to_figure, to_markdown, to_text
 from ident3d.errors import DatasetError, SpecError
 from ident3d.files import write_atomic
-from ident3d.schema import to_plain
 
 __all__ = ["TableLine", "caption", "table_rows", "table_sheet", "write_table"]
 
 SUFFIXES = (".md", ".txt", ".png", ".pdf", ".svg")
-
-# A setting that cannot move a mode's score is no difference. What the row is made of stays: a run that carries a row's
-# name but not its laws is told from others.
-_OF_ROW = ("space", "marginal", "conditional", "model_space", "model")
-_UNSEEN_BY_SUPERVISED = frozenset({"mode", "tau", "include_self", "positive_in_denominator"})
-_SEEN_BY_IDENTITY = frozenset({*_OF_ROW, "dim", "layers", "candidates", "samples"})
 
 
 @dataclass(frozen=True)
@@ -34,13 +27,14 @@ class TableLine:
     """A score of the paper and what stands beside it.
 
     Attributes:
-        row: the row's name, such as 2.10.
+        row: the row's name, such as 2.10, or supervised.
         about: what the row is, a text for each of its table's headings.
-        label: which of the row's scores: identity, supervised or unsupervised.
+        label: which of the row's scores, such as unsupervised or identity R2.
         paper: as published; None where the paper is blank.
         preset: of the runs here; None without one, or without runs.
         here: mean and deviation over seeds; None without a run.
-        differs: the settings that are not the paper's, such as `batch 1,024 (6,144)`: here, and the paper's.
+        differs: the settings that are not the paper's, such as `batch 1,024 (6,144)`: here, and the paper's. At the
+            end, without parentheses, what tells the data from those of other lines with the same differences.
         results: the runs that `here` is of.
     """
 
@@ -59,127 +53,90 @@ class TableLine:
         return None if self.here is None or self.paper is None else self.here.mean - self.paper.mean
 
 
-@dataclass(frozen=True)
-class _Score:
-    """One score of a row: whose runs it takes (by their mode), which score of theirs, and the paper's settings."""
-
-    label: str
-    score: str
-    paper: Published | None
-    settings: Mapping[str, Any]
-    counts: Callable[[str], bool]
-
-
-@dataclass(frozen=True)
-class _Table:
-    """What a table shows: `rows` gives, for each row's name, its cells and its scores."""
-
-    experiment: str
-    title: str
-    headings: tuple[str, ...]
-    label: str
-    about: str
-    seeds: int
-    rows: Callable[[], dict[str, tuple[tuple[str, ...], list[_Score]]]]
-
-
-def _flat(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        flat |= _flat(value, f"{where}{name}.") if isinstance(value, Mapping) else {f"{where}{name}": value}
-    return flat
-
-
-def _mlp_rows(table: int) -> dict[str, tuple[tuple[str, ...], list[_Score]]]:
-    return {row.row: (_mlp_about(row), _mlp_scores(row)) for row in MLP_ROWS if row.table == table}
-
-
-def _mlp_about(row: MLPRow) -> tuple[str, ...]:
-    return (row.space, row.marginal, row.conditional, row.model_space, row.model, "yes" if row.matches else "no")
-
-
-def _mlp_scores(row: MLPRow) -> list[_Score]:
-    settings = _flat(to_plain(row_settings(row.row, "paper")))
-    counts: dict[str, Callable[[str], bool]] = {
-        "identity": lambda name: name in _SEEN_BY_IDENTITY,
-        "supervised": lambda name: name not in _UNSEEN_BY_SUPERVISED,
-        "unsupervised": lambda name: name != "mode",
-    }
-    return [_Score(mode, row.score, getattr(row, mode), settings, counts[mode]) for mode in counts]
-
-
-_MLP: dict[str, Any] = {
-    "experiment": "mlp",
-    "headings": ("space", "marginal", "conditional", "model space", "model", "M"),
-    "label": "encoder",
-    "about": "M: whether model and model space are those of the data. encoder: trained on positive pairs "
-    "(unsupervised), on the true latents (supervised), or none: the observations are scored (identity). The "
-    "paper prints identity and supervised once for several rows.",
-    "seeds": 5,
-}
-_TABLES: dict[int, _Table] = {
-    1: _Table(title="R2 (identifiability up to affine maps), in %", rows=lambda: _mlp_rows(1), **_MLP),
-    2: _Table(title="MCC (identifiability up to permutations), in %", rows=lambda: _mlp_rows(2), **_MLP),
-}
-
-
-def _table(table: int) -> _Table:
-    if isinstance(table, bool) or table not in _TABLES:
-        raise SpecError(f"table = {table!r}: expected one of {', '.join(map(str, _TABLES))}")
-    return _TABLES[table]
-
-
 def table_rows(table: int, results: Sequence[Result]) -> list[TableLine]:
-    """The lines of a table, in the paper's order: first the rows, then identity, supervised, unsupervised.
+    """The lines of a table, in the paper's order: rows, and of each its scores.
 
     A score has a line for each preset, and for each set of settings, that there are results of. Results of the same
-    row, mode, preset and settings are one line over all of their seeds; of a seed that is there twice, the run that
-    finished last counts. A score that the paper has and the results have not stands without them.
+    row, mode, preset, settings and data are one line over all of their seeds; of a seed that is there twice, the run
+    that finished last counts. A score that the paper has and the results have not stands without them.
+
+    In tables 4 and 5, supervised results of any row, and of none, are of the last row, and identity results of no row
+    are of the first. Table 5 leaves out what lacks its score, since an encoder may be scored on the test set alone.
 
     Args:
-        table: 1 or 2.
-        results: of any rows; those of other tables, and those of no row, are left out.
+        table: 1, 2, 4 or 5.
+        results: of any rows; those of other tables are left out, and so are those of no row but for the above.
 
     Raises:
-        SpecError: another table; a result of a row that lacks the row's score, or of an unknown mode.
+        SpecError: another table; a result of a row that lacks the row's score, does not state its data, or is of an
+            unknown mode.
     """
-    shown = _table(table)
+    shown = published_table(table)
+    rows, ours = shown.rows(), [result for result in results if result.experiment == shown.experiment]
+    names, modes = [row.name for row in rows], list(dict.fromkeys(s.mode for row in rows for s in row.scores))
+    for result in ours:
+        mode = result.settings.get("mode")
+        if result.row in names and mode not in modes:
+            raise SpecError(f"{_which(result)}: mode = {mode!r}; expected one of {', '.join(modes)}")
     lines: list[TableLine] = []
-    for row, (about, scores) in shown.rows().items():
-        runs: dict[str, list[Result]] = {score.label: [] for score in scores}
-        for result in results:
-            if (result.experiment, result.row) == (shown.experiment, row):
-                mode = result.settings.get("mode")
-                if not isinstance(mode, str) or mode not in runs:
-                    raise SpecError(f"{_which(result)}: mode = {mode!r}; expected one of {', '.join(runs)}")
-                runs[mode].append(result)
-        for score in scores:
-            lines += _score_lines(TableLine(row, about, score.label, score.paper), score, runs[score.label])
-    return lines
+    for row in rows:
+        for score in row.scores:
+            blank = TableLine(row.name, row.about, score.label, score.paper)
+            runs = [result for result in ours if score.takes(result)]
+            lines += _score_lines(blank, score, runs, shown.presets)
+    return _told_apart(lines)
 
 
 def _which(result: Result) -> str:
     return f"result of row {result.row}, preset {result.preset}, finished {result.finished}"
 
 
-def _score_lines(blank: TableLine, score: _Score, runs: Sequence[Result]) -> list[TableLine]:
+def _score_lines(blank: TableLine, score: Score, runs: Sequence[Result], known: Sequence[str]) -> list[TableLine]:
     """The lines of one score of a row: without a run, one that has the paper's number alone, if the paper has one."""
     pools: dict[Any, list[Result]] = {}
     for run in runs:
-        if score.score not in run.scores:
+        if score.score in run.scores:
+            pools.setdefault((run.preset, _pool_key(run, score)), []).append(run)
+        elif score.required:
             raise SpecError(f"{_which(run)}: has no {score.score}, which the table shows; remove it and run again")
-        # A setting that a result does not name is newer than the result, which ran as its default, the paper's, is.
-        complete = {**score.settings, **_flat(run.settings)}
-        flat = {name: value for name, value in complete.items() if score.counts(name)}
-        pools.setdefault((run.preset, repr(sorted(_numbers_as_floats(flat).items()))), []).append(run)
     lines = [_pooled(blank, score, pool) for pool in pools.values()]
-    presets = [*PRESETS, *sorted({run.preset for run in runs if run.preset} - set(PRESETS)), None]
+    presets = [*known, *sorted({run.preset for run in runs if run.preset} - set(known)), None]
     lines.sort(key=lambda line: (presets.index(line.preset), line.differs))
     return lines if lines or blank.paper is None else [blank]
 
 
-def _pooled(blank: TableLine, score: _Score, pool: Sequence[Result]) -> TableLine:
+def _pool_key(run: Result, score: Score) -> str:
+    """The settings that count and all that is known of the data, as a text."""
+    here = flat(run.settings)
+    absent = [name for name in score.stated if name not in here]
+    if absent:
+        raise SpecError(f"{_which(run)}: its settings lack {', '.join(absent)}; remove it and run again")
+    # A setting that a result does not name is newer than the result, which ran as its default, the paper's, is.
+    complete = {**score.settings, **here}
+    of_pool = {k: v for k, v in complete.items() if k.startswith(DATA) or score.counts(k, complete)}
+    return repr(sorted(_numbers_as_floats(of_pool).items()))
+
+
+def _told_apart(lines: Sequence[TableLine]) -> list[TableLine]:
+    """Where lines are alike in their differences but not in their data, what tells the data apart is added to them."""
+    told = []
+    for line in lines:
+        others = [_data(twin) for twin in lines if twin.differs == line.differs and twin.results]
+        added = []
+        for name, value in _data(line).items():
+            alike = [data for data in others if data.get(name) == value]
+            added += [f"{name} {_shown(value)}"] if len(alike) < len(others) else []
+            others = alike
+        told.append(dataclasses.replace(line, differs=(*line.differs, *added)))
+    return told
+
+
+def _data(line: TableLine) -> dict[str, Any]:
+    settings = flat(line.results[0].settings) if line.results else {}
+    return {name: value for name, value in settings.items() if name.startswith(DATA)}
+
+
+def _pooled(blank: TableLine, score: Score, pool: Sequence[Result]) -> TableLine:
     latest: dict[int, tuple[float, Result]] = {}
     for run in sorted(pool, key=lambda run: run.finished_at):
         latest |= {seed: (value, run) for seed, value in zip(run.seeds, run.scores[score.score], strict=True)}
@@ -193,19 +150,20 @@ def _pooled(blank: TableLine, score: _Score, pool: Sequence[Result]) -> TableLin
     )
 
 
-def _numbers_as_floats(flat: Mapping[str, Any]) -> dict[str, Any]:
+def _numbers_as_floats(settings: Mapping[str, Any]) -> dict[str, Any]:
     # 1 and 1.0 are the same setting.
-    return {k: float(v) if isinstance(v, int) and not isinstance(v, bool) else v for k, v in flat.items()}
+    return {k: float(v) if isinstance(v, int) and not isinstance(v, bool) else v for k, v in settings.items()}
 
 
-def _differences(settings: Mapping[str, Any], score: _Score) -> tuple[str, ...]:
+def _differences(settings: Mapping[str, Any], score: Score) -> tuple[str, ...]:
     """The settings that are not the paper's, each as `name here (paper)`."""
-    here, paper = _flat(settings), score.settings
-    ends = [name.rsplit(".", 1)[-1] for name in {**paper, **here}]
+    here, paper = flat(settings), score.settings
+    complete = {**paper, **here}
+    ends = [name.rsplit(".", 1)[-1] for name in complete]
     order = [*(name for name in paper if name in here), *(name for name in here if name not in paper)]
     texts = []
     for name in order:
-        if score.counts(name) and not (name in paper and here[name] == paper[name]):
+        if score.counts(name, complete) and not (name in paper and here[name] == paper[name]):
             end = name.rsplit(".", 1)[-1]
             label = end if ends.count(end) == 1 else name
             was = _shown(paper[name]) if name in paper else "no such setting"
@@ -271,13 +229,13 @@ def table_sheet(table: int, results: Sequence[Result]) -> Sheet:
     """A table's lines as texts, with its notes and an explanation of its columns.
 
     Args:
-        table: 1 or 2.
+        table: 1, 2, 4 or 5.
         results: as of `table_rows`.
 
     Raises:
         SpecError: as of `table_rows`.
     """
-    shown, lines = _table(table), table_rows(table, results)
+    shown, lines = published_table(table), table_rows(table, results)
     marks = _marks(lines)
     headings = ("row", *shown.headings, shown.label, "paper", "preset", "here (seeds)", "here - paper", "note")
     rows: list[tuple[str, ...]] = []
@@ -287,8 +245,6 @@ def table_sheet(table: int, results: Sequence[Result]) -> Sheet:
         rows.append((*about, *_cells(line, again and lines[i - 1].label == line.label, marks)))
     right = frozenset(map(headings.index, ("paper", "here (seeds)", "here - paper")))
     legend = [text.format(seeds=shown.seeds, about=shown.about) for text in _LEGEND]
-    nameless = sum(result.experiment == shown.experiment and result.row is None for result in results)
-    left_out = [f"Left out: {nameless} result{'s' if nameless > 1 else ''} of no row of the paper."] if nameless else []
     return Sheet(
         title=f"Table {table} of Zimmermann et al. 2021, the paper beside ident3d: {shown.title}",
         headings=headings,
@@ -296,8 +252,25 @@ def table_sheet(table: int, results: Sequence[Result]) -> Sheet:
         right=right,
         strong=frozenset({headings.index("here (seeds)")}),
         notes=tuple((mark, ", ".join(differs)) for differs, mark in marks.items()),
-        remarks=(caption(lines), *legend, *left_out),
+        remarks=(caption(lines), *legend, *_left_out(shown, results)),
     )
+
+
+def _left_out(shown: PublishedTable, results: Sequence[Result]) -> list[str]:
+    """What is said of results that stand in no line, or not in all that they are of."""
+    scores, remarks = [score for row in shown.rows() for score in row.scores], []
+    nameless, lacking, lacked = 0, 0, dict[str, None]()
+    for run in (result for result in results if result.experiment == shown.experiment):
+        taken = [score.score for score in scores if score.takes(run)]
+        without = [name for name in taken if name not in run.scores]
+        nameless += run.row is None and not taken
+        lacking += bool(without)
+        lacked |= dict.fromkeys(without)
+    if nameless:
+        remarks.append(f"Left out: {nameless} result{'s' if nameless > 1 else ''} of no row of the paper.")
+    if lacking:
+        remarks.append(f"Left out where they lack {' or '.join(lacked)}: {lacking} result{'s' if lacking > 1 else ''}.")
+    return remarks
 
 
 def _cells(line: TableLine, again: bool, marks: Mapping[tuple[str, ...], str]) -> tuple[str, ...]:
@@ -312,7 +285,7 @@ def write_table(table: int, results: Sequence[Result], out: Path) -> None:
     """Write a table beside results, in the format that the file's name ends in.
 
     Args:
-        table: 1 or 2.
+        table: 1, 2, 4 or 5.
         results: as of `table_rows`.
         out: .md (Markdown), .txt (160 columns), .png, .pdf or .svg.
 

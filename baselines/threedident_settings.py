@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from ident3d.baselines.model_loss import check_model_space
 from ident3d.baselines.paper import SpaceName, threedident_row
-from ident3d.baselines.training import TrainingSettings
+from ident3d.baselines.training_settings import TrainingSettings
 from ident3d.checks import one_of, whole
 from ident3d.errors import SpecError
 
@@ -47,8 +47,8 @@ class ThreeDIdentSettings:
     """All that a result depends on, but for the data, the seed and the device.
 
     Attributes:
-        mode: what trains the encoder: positive pairs, the true latents (mean squared error), or nothing: an encoder with
-            its initial weights is scored.
+        mode: what trains the encoder: positive pairs, the true latents (mean squared error), or nothing: an encoder
+            with its initial weights is scored.
         pairs: matched: z~ is drawn and the nearest stored sample taken; exact: those that the dataset was rendered
             with; augmented: two of SimCLR's views of one picture.
         conditional: of matched pairs, p(z~ | z) as ident3d.conditional reads it, in units of the unit cube. Exact pairs
@@ -66,7 +66,7 @@ class ThreeDIdentSettings:
         positive_in_denominator: whether the positive's term stands in the loss's denominator.
         batch: B, pairs (or pictures, where supervised) a step, over all ranks.
         chunk: pairs of a rank that go through the encoder at once; representations of all are kept, activations of one
-            chunk, so that every negative still counts. Batch normalisation sees a chunk at a time. None for all at once.
+            chunk, so that every negative still counts. Batch normalisation sees a chunk at a time. None for all.
         samples: training samples that are scored, drawn at random; of the test set all are.
         training: steps, learning rates and schedule.
 
@@ -152,4 +152,3 @@ def row_settings(row: str, preset: str, **changes: Any) -> ThreeDIdentSettings:
     else:
         of_row["conditional"] = f"{published.conditional}(0.05)"
     return dataclasses.replace(start, **{**of_row, **changes})
-

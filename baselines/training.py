@@ -9,29 +9,25 @@ of one that was not.
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ident3d.baselines.devices import Precision, check_precision, precision_context
+from ident3d.baselines.devices import check_precision, precision_context
 from ident3d.baselines.finite import FiniteWatch
+from ident3d.baselines.ranks import any_rank, average_gradients, is_first, mean_over_ranks, world_size
 from ident3d.baselines.runs import RunFolder, differences
-from ident3d.checks import one_of
+from ident3d.baselines.signals import Stop, stop_signals
+from ident3d.baselines.training_settings import RunOptions, TrainingSettings
 from ident3d.errors import SpecError, TrainingError
 
 __all__ = ["Curve", "RunOptions", "Stopped", "Task", "Trained", "TrainingSettings", "train"]
 
-MAX_STEPS = 10**9
 Curve = list[dict[str, Any]]
 
 
@@ -39,77 +35,11 @@ class Stopped(KeyboardInterrupt):
     """Ctrl-C or SIGTERM during a training; its text says what is kept and how to go on."""
 
 
-@dataclass(frozen=True)
-class TrainingSettings:
-    """How long and how fast a model is trained, by Adam.
-
-    Attributes:
-        steps: how many.
-        learning_rate: of all parameters but the scales.
-        scale_learning_rate: of the model space's radius or bounds; that of the others by default.
-        schedule: the learning rates' course: constant, or falling to 0 along half a cosine.
-        warmup: the share of the steps over which they first rise from 0.
-        precision: of products of matrices: float32, tf32 (CUDA) or bf16.
-    """
-
-    steps: int
-    learning_rate: float = 1e-4
-    scale_learning_rate: float | None = None
-    schedule: Literal["constant", "cosine"] = "constant"
-    warmup: float = 0.0
-    precision: Precision = "float32"
-
-    def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or not 0 <= self.steps <= MAX_STEPS:
-            raise SpecError(f"steps = {self.steps!r}: expected 0 to {MAX_STEPS:,}")
-        for name in ("learning_rate", "scale_learning_rate"):
-            rate = getattr(self, name)
-            if rate is not None and not 0 <= rate < math.inf:
-                raise SpecError(f"{name} = {rate!r}: expected a finite number of at least 0")
-        one_of("schedule", self.schedule, ("constant", "cosine"))
-        one_of("precision", self.precision, get_args(Precision))
-        if not 0 <= self.warmup < 1:
-            raise SpecError(f"warmup = {self.warmup!r}: expected a share of the steps, from 0 to below 1")
-
-    def factor(self, step: int) -> float:
-        """What the learning rates are multiplied by at a step, counted from 0."""
-        warm = round(self.warmup * self.steps)
-        if step < warm:
-            return (step + 1) / warm
-        if self.schedule == "constant":
-            return 1.0
-        return 0.5 * (1 + math.cos(math.pi * (step - warm) / (self.steps - warm)))
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """What a run does beside training; its numbers do not depend on it.
-
-    Attributes:
-        log_every: steps from one line of the log to the next.
-        evaluate_every: steps from one evaluation to the next; the last step is always followed by one.
-        checkpoint_every: steps from one checkpoint to the next.
-        compile: compile the model with torch.compile.
-        tensorboard: write events for TensorBoard as well.
-        quiet: no progress bar. There is none either where stderr is no terminal.
-    """
-
-    log_every: int = 100
-    evaluate_every: int = 1000
-    checkpoint_every: int = 1000
-    compile: bool = False
-    tensorboard: bool = False
-    quiet: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("log_every", "evaluate_every", "checkpoint_every"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise SpecError(f"{name} = {value!r}: expected a whole number of at least 1")
-
-
 class Task(ABC):
     """What is trained.
+
+    With several ranks (see `ranks`), each has the same model and losses of its own share of the batch; the trainer
+    takes the mean of their losses and gradients.
 
     Attributes:
         model: its parameters are learned; its state goes into checkpoints.
@@ -127,7 +57,8 @@ class Task(ABC):
 
     @abstractmethod
     def scores(self) -> dict[str, list[float]]:
-        """Scores of the model as it is, a value a seed. Called without gradients, the model in evaluation mode."""
+        """Scores of the model as it is, a value a seed. Called without gradients, the model in evaluation mode, by the
+        first rank."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -152,32 +83,6 @@ class Trained:
     seconds: float = 0.0
 
 
-class _Stop:
-    """Whether SIGINT or SIGTERM asked to stop. A second one ends the process at once."""
-
-    asked: str | None = None
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is not None:
-            raise KeyboardInterrupt
-        self.asked = signal.Signals(number).name
-
-
-@contextmanager
-def _stop_signals() -> Iterator[_Stop]:
-    """Steps are whole: a signal is heeded between two."""
-    stop = _Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def train(task: Task, settings: TrainingSettings, options: RunOptions, folder: RunFolder | None = None) -> Trained:
     """Train a task's model, or go on where the same call stopped.
 
@@ -195,11 +100,11 @@ def train(task: Task, settings: TrainingSettings, options: RunOptions, folder: R
     check_precision(settings.precision, task.device)
     run = _Run(task, settings, options, folder)
     run.resume()
-    with run, _stop_signals() as stop, precision_context("float32", task.device):
-        for step in range(run.step, settings.steps):
-            run.take(step)
-            if stop.asked:
-                run.stopped(stop.asked)
+    with run, stop_signals() as stop, precision_context("float32", task.device):
+        while run.step < settings.steps and not run.stalled():
+            run.take(run.step)
+            if run.asked_to(stop):
+                run.stopped(stop.asked or "a signal to another rank")
         if not run.trained.curve or run.trained.curve[-1]["step"] != run.step:
             run.evaluate()
         run.save()
@@ -218,14 +123,14 @@ class _Run:
         self._sum: Tensor | None = None
         self._counted, self._loss = 0, [math.nan] * len(task.seeds)
         self._shown: dict[str, str] = {}
-        self._writer = _event_writer(folder) if options.tensorboard else None
+        self._ranks = world_size()
+        self._writer = _event_writer(folder) if options.tensorboard and is_first() else None
         if options.compile:
             task.model.compile()
 
     def __enter__(self) -> None:
-        self._bar: tqdm[Any] = tqdm(
-            total=self.settings.steps, initial=self.step, unit=" steps", disable=True if self.options.quiet else None
-        )
+        hidden = True if self.options.quiet or not is_first() else None
+        self._bar: tqdm[Any] = tqdm(total=self.settings.steps, initial=self.step, unit=" steps", disable=hidden)
         self._began = time.monotonic() - self.trained.seconds
 
     def __exit__(self, *_: object) -> None:
@@ -243,7 +148,8 @@ class _Run:
             return
         state = self.folder.load_checkpoint(self.task.device)
         if state is None:
-            self.folder.cut_log(-1)  # of a run that was killed before its first checkpoint
+            if is_first():
+                self.folder.cut_log(-1)  # of a run that was killed before its first checkpoint
             return
         unlike = differences(state["settings"], self.task.settings())
         if unlike:
@@ -256,7 +162,8 @@ class _Run:
         self.step = self.saved = int(state["step"])
         self.trained = Trained(list(state["curve"]), float(state["seconds"]))
         self._sum, self._counted, self._loss = state.get("since_log", (None, 0, self._loss))
-        self.folder.cut_log(self.step)
+        if is_first():
+            self.folder.cut_log(self.step)
 
     def take(self, step: int) -> None:
         """One step, and what is due after it."""
@@ -269,19 +176,36 @@ class _Run:
             losses = self.task.losses(step)
         with precision_context("tf32" if self.settings.precision == "tf32" else "float32", self.task.device):
             losses.sum().backward()  # type: ignore[no-untyped-call]
-        self.watch.note(step, losses)
+        average_gradients(self.task.model.parameters())
+        kept = mean_over_ranks(losses)
+        self.watch.note(step, kept)
         self.optimizer.step()
         self.step = step + 1
-        kept = losses.detach()
         self._sum = kept if self._sum is None else self._sum + kept
         self._counted += 1
         self._bar.update()
         self._after()
 
+    def stalled(self) -> bool:
+        """Whether the loss has not fallen for as many evaluations as patience lasts."""
+        patience, losses = self.settings.patience, [sum(point["loss"]) for point in self.trained.curve]
+        return patience is not None and len(losses) > patience and min(losses[-patience:]) >= min(losses[:-patience])
+
+    def asked_to(self, stop: Stop) -> bool:
+        """Whether to stop now. Ranks, which get signals at different steps, ask each other where a log is due."""
+        if self._ranks == 1:
+            return stop.asked is not None
+        return self._log_due() and any_rank(stop.asked is not None, self.task.device)
+
+    def _log_due(self) -> bool:
+        return self.step % self.options.log_every == 0 or self._evaluation_due()
+
+    def _evaluation_due(self) -> bool:
+        return self.step % self.options.evaluate_every == 0 or self.step == self.settings.steps
+
     def _after(self) -> None:
-        options, last = self.options, self.step == self.settings.steps
-        due = last or self.step % options.evaluate_every == 0
-        if due or self.step % options.log_every == 0:
+        options, due = self.options, self._evaluation_due()
+        if self._log_due():
             self._log()
         if due:
             self.evaluate()
@@ -323,7 +247,7 @@ class _Run:
         self.task.model.eval()
         try:
             with torch.no_grad():
-                scores = self.task.scores()
+                scores = self.task.scores() if is_first() else {}
         except SpecError as error:  # a step may leave a model whose codes overflow before a loss does
             raise self._diverged(f"after step {self.step}: no scores: {error}") from None
         point = {"step": self.step, "loss": self._loss, **scores, "seconds": round(self._seconds(), 3)}
@@ -339,6 +263,9 @@ class _Run:
         if self.folder is None or self.saved == self.step:
             return
         self.check()
+        if not is_first():  # which has the same state
+            self.saved = self.step
+            return
         self.folder.save_checkpoint(
             {
                 "settings": self.task.settings(),
@@ -366,7 +293,7 @@ class _Run:
         return time.monotonic() - self._began
 
     def _write(self, line: dict[str, Any]) -> None:
-        if self.folder is not None:
+        if self.folder is not None and is_first():
             self.folder.append(line)
         if self._writer is not None:
             for name, values in line.items():

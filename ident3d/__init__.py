@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from ident3d.datasets.download import download
     from ident3d.datasets.ident3d import Ident3D
     from ident3d.datasets.kitti_masks import KittiMasks
+    from ident3d.datasets.pair_loader import pair_loader
     from ident3d.datasets.pair_report import PairReport, pair_report
-    from ident3d.datasets.pairs import PairSampler, pair_loader
+    from ident3d.datasets.pairs import PairSampler
     from ident3d.datasets.published import Causal3DIdent, Multimodal3DIdent, TemporalCausal3DIdent, ThreeDIdent
     from ident3d.datasets.streaming import Ident3DStream
     from ident3d.datasets.views import simclr
@@ -109,7 +110,8 @@ _HOMES = {
     "datasets.ident3d": ("Ident3D",),
     "datasets.kitti_masks": ("KittiMasks",),
     "datasets.pair_report": ("pair_report", "PairReport"),
-    "datasets.pairs": ("pair_loader", "PairSampler"),
+    "datasets.pair_loader": ("pair_loader",),
+    "datasets.pairs": ("PairSampler",),
     "datasets.published": ("Causal3DIdent", "Multimodal3DIdent", "TemporalCausal3DIdent", "ThreeDIdent"),
     "datasets.streaming": ("Ident3DStream",),
     "datasets.views": ("simclr",),

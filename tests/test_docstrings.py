@@ -17,6 +17,8 @@ MODULES = [
     "conditionals",
     "metrics",
     "dci",
+    "ceilings",
+    "baselines.evaluation",
     "baselines.losses",
     "baselines.mixing",
     "baselines.outputs",

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Sampler
 from ident3d.checks import whole
 from ident3d.errors import SpecError
 
-__all__ = ["BatchStream", "Deliveries", "PairLoader", "generator_of"]
+__all__ = ["BatchStream", "Deliveries", "DividedStream", "PairLoader", "generator_of", "ranks_of"]
 
 MAX_BATCH = 10**7
 
@@ -27,6 +27,11 @@ def generator_of(*key: object, device: torch.device | str = "cpu") -> torch.Gene
 
 
 def ranks_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Rank and world size as given, or where neither is, of torch.distributed.
+
+    Raises:
+        SpecError: one without the other, or out of range.
+    """
     if rank is None and world_size is None:
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if distributed else (0, 1)
@@ -133,6 +138,37 @@ class BatchStream(Sampler[list[tuple[int, int]]]):
             if state.get(name) != getattr(self, name):
                 raise SpecError(f"state of {name} = {state.get(name)!r}; this series has {getattr(self, name)!r}")
         self.step = -(-whole("state: next", state.get("next"), 0) // self.world_size)
+
+
+class DividedStream(BatchStream):
+    """A series whose every batch is cut over the ranks: rank r of W gets the r-th of W equal parts of each.
+
+    So the ranks together have the batches that one process has.
+
+    Args:
+        stream: the batches of all ranks together, of rank 0 in a world of 1.
+        rank: of this process.
+        world_size: how many processes there are.
+
+    Raises:
+        SpecError: batches that do not divide evenly.
+    """
+
+    def __init__(self, stream: BatchStream, rank: int, world_size: int) -> None:
+        if stream.batch_size % world_size:
+            raise SpecError(
+                f"batch_size = {stream.batch_size} over {world_size} ranks: expected a multiple of {world_size}"
+            )
+        self.kind, self._all = f"{stream.kind}, divided", stream
+        size = stream.batch_size // world_size
+        self._mine = slice(rank * size, (rank + 1) * size)
+        super().__init__(
+            stream.samples, batch_size=size, seed=stream.seed, batches=stream.batches, rank=0, world_size=1
+        )
+
+    def batch(self, number: int) -> list[tuple[int, int]]:
+        """This rank's part of batch `number`."""
+        return self._all.batch(number)[self._mine]
 
 
 class Deliveries:

@@ -92,7 +92,7 @@ class PictureDataset(Pictures):
         Raises:
             SpecError: no pairs to serve, or what `PairSampler` refuses.
         """
-        from ident3d.datasets.pairs import pair_loader
+        from ident3d.datasets.pair_loader import pair_loader
 
         return pair_loader(self, conditional, batch_size=batch_size, seed=seed, **options)
 

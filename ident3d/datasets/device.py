@@ -15,7 +15,8 @@ from ident3d.datasets.batches import BatchStream, Deliveries
 from ident3d.datasets.blocks import Blocks, ahead
 from ident3d.datasets.decoding import check_memory, gigabytes, map_decoded
 from ident3d.datasets.loader import EpochBatches, EpochOrder, Job
-from ident3d.datasets.pairs import MATCHING, QUERIES, SERIES, RenderedPairs, pair_loader
+from ident3d.datasets.pair_loader import MATCHING, SERIES, pair_loader
+from ident3d.datasets.pairs import QUERIES
 from ident3d.datasets.serving import Array
 from ident3d.distributions import Distribution
 from ident3d.errors import DatasetError, SpecError
@@ -24,7 +25,7 @@ from ident3d.workers import cores
 if TYPE_CHECKING:
     from ident3d.datasets.pictures import Pictures
 
-__all__ = ["DeviceBatches", "DevicePairs", "DeviceSplit"]
+__all__ = ["DeviceBatches", "DevicePairs", "DeviceSplit", "fits"]
 
 
 class DeviceSplit:
@@ -144,16 +145,18 @@ class DeviceSplit:
 
         Args:
             conditional, batch_size, seed: as for `Pictures.pairs`.
-            options: `share`, `change`, and those of the series and of the matching. There are no workers, and no views.
+            options: `share`, `change`, `divide`, and those of the series and of the matching. There are no workers, and
+                no views.
 
         Raises:
             SpecError: another option, or what `data.pairs` refuses.
         """
-        unknown = sorted(set(options) - {*MATCHING, *SERIES, "share", "change"})
+        unknown = sorted(set(options) - {*MATCHING, *SERIES, "share", "change", "divide"})
         if unknown:
             raise SpecError(f"{', '.join(unknown)}: not an option of pairs on a device; use data.pairs for that")
         loader = pair_loader(self.data, conditional, batch_size=batch_size, seed=seed, **options)
-        return DevicePairs(self, loader.stream)
+        rendered = conditional is None and options.get("share") is options.get("change") is None
+        return DevicePairs(self, loader.stream, rendered=rendered)
 
     def loader(self, batch_size: int, *, seed: int = 0, shuffle: bool = True, **options: Any) -> DeviceBatches:
         """Batches (pictures, latents), each sample once an epoch: those of `data.loader` with the same arguments.
@@ -184,6 +187,15 @@ def _device(device: str | torch.device) -> torch.device:
     return found
 
 
+def fits(data: Pictures, device: str | torch.device) -> bool:
+    """Whether a device has room for all pictures of a split, decoded."""
+    try:
+        _check_room(data, _device(device), 3 * data.picture_count * data.resolution**2)
+    except DatasetError:
+        return False
+    return True
+
+
 def _check_room(data: Pictures, device: torch.device, need: int) -> None:
     """Refuse what does not fit, before anything is decoded."""
     what = f"{data.root}: {data.picture_count:,} decoded pictures"
@@ -207,11 +219,12 @@ class DevicePairs(Deliveries):
     Args:
         split: where they are gathered.
         stream: which they are.
+        rendered: positives are those that the samples hold.
     """
 
-    def __init__(self, split: DeviceSplit, stream: BatchStream) -> None:
+    def __init__(self, split: DeviceSplit, stream: BatchStream, *, rendered: bool) -> None:
         self.split, self.stream = split, stream
-        self._rendered = isinstance(stream, RenderedPairs)
+        self._rendered = rendered
         self._step = stream.step
 
     def __len__(self) -> int:
