@@ -6,7 +6,7 @@ import dataclasses
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from tyro.conf import FlagCreatePairsOff, arg
@@ -16,9 +16,6 @@ from ident3d.baselines.paper import SpaceName
 from ident3d.baselines.threedident_settings import Pairs, Preset, ThreeDIdentSettings, preset_settings, row_settings
 from ident3d.errors import DatasetError, SpecError
 from ident3d.files import write_atomic
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Predict", "ThreeDIdent", "settings_of"]
 
@@ -121,8 +118,10 @@ class ThreeDIdent:
             return
         if self.checkpoint is not None:
             raise SpecError(f"checkpoint = {self.checkpoint}: for --mode evaluate; a run goes on by itself")
+        from ident3d.baselines.evaluation import scores_text
         from ident3d.baselines.threedident import run_threedident
         from ident3d.baselines.training_settings import RunOptions
+        from ident3d.ceilings import Ceiling
 
         options = {f.name: getattr(self, f.name) for f in dataclasses.fields(RunOptions)}
         out = Path("runs/3dident", self.name()) if self.out is None else self.out
@@ -141,9 +140,11 @@ class ThreeDIdent:
         )
         if result is None:  # of a rank that is not the first
             return
-        for part, prefix in (("test", ""), ("train", "train_")):
-            values = [f"{name.upper()} {100 * result.scores[prefix + name][0]:.2f} %" for name in ("r2", "mcc")]
-            print(f"{part:5} {'  '.join(values)}")
+        names, limits = result.extra["factors"], result.extra["ceiling"] or {}
+        known = [Ceiling(name, *limits[name]) for name in names if name in limits]
+        for part, prefix in (("test set", ""), ("random training pictures", "train_")):
+            r2, mcc = (result.per_factor[prefix + name][0] for name in ("r2", "mcc"))
+            print(f"{part}:\n{scores_text(names, r2, mcc, known)}")
         print(f"{out / 'result.json'}: {result.steps:,} steps in {result.wall_s:,.0f} s on {result.device}")
         print(f"{out / 'codes.png'}: codes against factors")
 

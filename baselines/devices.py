@@ -69,8 +69,8 @@ def check_precision(precision: Precision, device: torch.device) -> None:
 def precision_context(precision: Precision, device: torch.device) -> Iterator[None]:
     """Products of matrices in a number format; torch's setting is put back afterwards.
 
-    Autocast keeps no copies of weights: it drops them only where the outermost context ends, and a step that finds those
-    of the step before would never see what was learned.
+    Autocast keeps no copies of weights: it drops them only where the outermost context ends, and a step that finds
+    those of the step before would never see what was learned.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")

@@ -12,10 +12,11 @@ import numpy as np
 from ident3d.baselines.table_formats import Sheet, to_text
 from ident3d.ceilings import Ceiling
 from ident3d.checks import whole
+from ident3d.errors import SpecError
 from ident3d.metrics import DCIScore, MCCScore, R2Score, dci, mcc, r2
 from ident3d.scoring import Names, Numbers
 
-__all__ = ["DCI_ROWS", "Evaluation", "evaluate_codes", "evaluation_text", "limits_of", "percent"]
+__all__ = ["DCI_ROWS", "Evaluation", "evaluate_codes", "evaluation_text", "limits_of", "percent", "scores_text"]
 
 DCI_ROWS = 10_000
 """The most samples that DCI is computed from, so that its cross-validation takes seconds on one core."""
@@ -29,13 +30,15 @@ class Evaluation:
         r2: of a linear map from all codes.
         mcc: by Pearson's correlation.
         mcc_spearman: by Spearman's.
-        dci: by a lasso, or None where it was not asked for.
+        dci: by a lasso, or None where it was not asked for or has no value.
+        no_dci: why it has none; "" otherwise.
     """
 
     r2: R2Score
     mcc: MCCScore
     mcc_spearman: MCCScore
     dci: DCIScore | None
+    no_dci: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,8 +62,9 @@ class Evaluation:
         }
 
     def to_plain_dci(self) -> dict[str, Any]:
-        """All of DCI, importances included, as dicts, lists and numbers for JSON; empty where there is none."""
-        return {} if self.dci is None else self.dci.as_dict()
+        """All of DCI, importances included, as dicts, lists and numbers for JSON; why not, where there is none."""
+        absent = {"absent": self.no_dci} if self.no_dci else {}
+        return absent if self.dci is None else self.dci.as_dict()
 
 
 def evaluate_codes(
@@ -81,8 +85,8 @@ def evaluate_codes(
 
     Raises:
         SpecError: what `ident3d.metrics.r2`, `mcc` and `dci` refuse: NaN, shapes that disagree, too few rows, fewer
-            codes than factors, a constant factor, codes that all are constant; for DCI also fewer than two factors,
-            codes that tell nothing, or no scikit-learn.
+            codes than factors, a constant factor, codes that all are constant. What `dci` alone refuses (fewer than two
+            factors, codes that tell nothing, no scikit-learn) leaves the others and is kept in words.
 
     Example:
         >>> z = np.random.default_rng(0).random((1000, 2))
@@ -95,32 +99,44 @@ def evaluate_codes(
     pearson, spearman = (
         mcc(codes, latents, names=names, correlation=kind, constant_codes="zero") for kind in ("pearson", "spearman")
     )
-    found = None
+    found, why = None, ""
     if with_dci:
         count = len(codes)
         if count > DCI_ROWS:
             rows = np.sort(np.random.default_rng(seed).choice(count, DCI_ROWS, replace=False))
             codes, latents = codes[rows], latents[rows]
-        found = dci(codes, latents, names=names)
-    return Evaluation(linear, pearson, spearman, found)
+        try:
+            found = dci(codes, latents, names=names)
+        except SpecError as error:
+            why = str(error)
+    return Evaluation(linear, pearson, spearman, found, why)
 
 
 def evaluation_text(evaluation: Evaluation, ceilings: Sequence[Ceiling] | None = None) -> str:
+    """The table of `scores_text` of an evaluation."""
+    return scores_text(evaluation.names, evaluation.r2.per_factor, evaluation.mcc.per_factor, ceilings)
+
+
+def scores_text(
+    names: Sequence[str], r2: Sequence[float], mcc: Sequence[float], ceilings: Sequence[Ceiling] | None = None
+) -> str:
     """A table for a terminal, in percent: a line a factor, and one of the means.
 
     Args:
-        evaluation: from `evaluate_codes`.
+        names: of the factors.
+        r2: of each.
+        mcc: |correlation| of each with its code.
         ceilings: what a perfect encoder reaches, from `ident3d.ceilings`; found by the factors' names. They stand in
             two more columns where any is below 1; a factor that has none may reach 1.
 
     Returns:
         Lines, the last ended.
     """
-    best = limits_of(evaluation.names, ceilings)
+    best = limits_of(names, ceilings)
     headings = ["factor", "R2", "MCC"]
     notes = ["In percent. MCC: |correlation| of the factor and the code matched to it."]
-    scores = [(*score.per_factor, score.mean) for score in (evaluation.r2, evaluation.mcc)]
-    rows = [[name, *map(percent, pair)] for name, *pair in zip((*evaluation.names, "mean"), *scores, strict=True)]
+    scores = [(*each, statistics.fmean(each)) for each in (r2, mcc)]
+    rows = [[name, *map(percent, pair)] for name, *pair in zip((*names, "mean"), *scores, strict=True)]
     if best:
         headings += ["ceiling R2", "ceiling |corr|"]
         notes += [
@@ -130,7 +146,7 @@ def evaluation_text(evaluation: Evaluation, ceilings: Sequence[Ceiling] | None =
             known = best.get(row[0])
             row += ["", ""] if known is None else [percent(known.r2), percent(known.mcc)]
         for attribute in ("r2", "mcc"):
-            each = [getattr(best[name], attribute) if name in best else 1.0 for name in evaluation.names]
+            each = [getattr(best[name], attribute) if name in best else 1.0 for name in names]
             rows[-1].append(percent(statistics.fmean(each)))
     sheet = Sheet("", tuple(headings), tuple(map(tuple, rows)), right=frozenset(range(1, 5)), remarks=tuple(notes))
     return to_text(sheet).lstrip()

@@ -222,7 +222,7 @@ def _result(task: ThreeDIdentTask, trained: Trained, folder: RunFolder | None, a
         per_factor={name: (values,) for name, values in scored.per_factor().items()},
         extra={
             "factors": list(task.splits.names),
-            "ceiling": None if limits is None else {"r2": [c.r2 for c in limits], "mcc": [c.mcc for c in limits]},
+            "ceiling": None if limits is None else {c.name: [c.r2, c.mcc] for c in limits},
             "dci": scored.test.to_plain_dci(),
             "scales": scales,
             "ranks": world_size(),

@@ -44,7 +44,7 @@ def ceilings_of(data: PictureDataset) -> tuple[Ceiling, ...] | None:
     if scene is None:
         return None
     known = {ceiling.name: ceiling for ceiling in ceilings(scene)}
-    return tuple(known[name] for name in data.columns.names)
+    return tuple(known[name] for name in data.columns.names if name in known)
 
 
 def encode(encoder: nn.Module, data: PictureDataset, rows: Array | None = None) -> tuple[Array, Array]:

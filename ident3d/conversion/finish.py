@@ -32,6 +32,8 @@ from ident3d.shards.manifest import (
     pixel_statistics,
     write_manifest,
 )
+from ident3d.shards.pull import fetch_scene
+from ident3d.shards.remote import RemoteLocation
 from ident3d.shards.summary import ShardSummary, file_sha256
 
 __all__ = ["clear", "finish_dataset", "finish_split", "missing_shard", "save_entry", "saved_entry", "write_rows"]
@@ -242,5 +244,8 @@ def _keep_scene(root: Path, source: ShardSource) -> None:
     if manifest.scene is None:
         return
     (root / "scene").mkdir(exist_ok=True)
+    if isinstance(location, RemoteLocation):  # which keeps files by their checksums; these have one together
+        fetch_scene(location.source, root, manifest)
+        return
     for name in ("scene.toml", manifest.scene.mesh):
         write_atomic(root / "scene" / name, location.path(f"scene/{name}").read_bytes())

@@ -28,7 +28,7 @@ from ident3d.shards.location import is_url
 from ident3d.shards.manifest import Manifest, parse_manifest, read_manifest, write_manifest
 from ident3d.shards.remote import MANIFEST, fetch_manifest
 
-__all__ = ["pull", "split_sums"]
+__all__ = ["fetch_scene", "pull", "split_sums"]
 
 MARK = ".pull.json"
 """What an unfinished pull is of."""
@@ -162,7 +162,7 @@ def _pull(source: Source, out: Path, splits: list[str] | None, begun: Mapping[st
         write_json(out / MARK, note)
     _fetch_all(source, out, sums, quiet)
     if manifest.scene is not None:
-        _fetch_scene(source, out, manifest)
+        fetch_scene(source, out, manifest)
     write_atomic(out / "README.md", card_text(manifest).encode())
     if splits is None:
         write_atomic(out / MANIFEST, data)
@@ -216,8 +216,18 @@ def _fetch_all(source: Source, out: Path, sums: Mapping[str, tuple[str, int]], q
                 raise error
 
 
-def _fetch_scene(source: Source, out: Path, manifest: Manifest) -> None:
-    """The scene's files, of which the manifest has one checksum together."""
+def fetch_scene(source: Source, out: Path, manifest: Manifest) -> None:
+    """Fetch the scene's files, of which the manifest has one checksum together, into a dataset's folder.
+
+    Args:
+        source: where they are.
+        out: the folder.
+        manifest: of a rendered dataset.
+
+    Raises:
+        DownloadError: they cannot be had.
+        DatasetError: they are not those of the manifest.
+    """
     assert manifest.scene is not None
     spec, mesh = out / "scene" / "scene.toml", out / "scene" / manifest.scene.mesh
     if spec.is_file() and mesh.is_file() and _digest(spec, mesh) == manifest.scene.digest:

@@ -185,6 +185,7 @@ def test_every_text_and_point_lies_inside(width: int, tmp_path: Path) -> None:
     for ax in panels(figure):
         (low, high), y = ax.get_ylim(), points(ax)[:, 1]
         assert low < y.min() <= y.max() < high
+        assert min(ax.bbox.width, ax.bbox.height) > 1.4 * figure.dpi  # inches
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
@@ -194,6 +195,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
         (codes, z, NAMES[::-1], "names = ['ground_hue', 'object_hue', 'object_x']: expected those of the evaluation"),
         (codes[:, :2], z, NAMES, "2 codes: expected 3, those of the evaluation"),
         (codes, 2 * z - 1, NAMES, "expected the unit cube, 0 to 1; raw coordinates in [-1, 1] become latents by"),
+        (codes, 1.01 * z, NAMES, "expected the unit cube"),
         (codes, z[1:], NAMES, "300 rows of codes, 299 of factors"),
     ):
         with pytest.raises(SpecError, match=re.escape(text)):

@@ -56,6 +56,13 @@ def test_encoded_anew_it_says_what_was_rendered_and_that_it_was_converted(fabric
     assert "converted by ident3d" in (webp / "README.md").read_text()
 
 
+def test_behind_a_url_it_keeps_its_scene(fabricated: Path, run: Make, tmp_path: Path) -> None:
+    made = run(f"file://{fabricated}", tmp_path / "data")
+    assert verify_dataset(made) == []
+    for path in (fabricated / "scene").iterdir():
+        assert (made / "scene" / path.name).read_bytes() == path.read_bytes()
+
+
 def test_encoded_anew_it_is_not_mended_by_rendering(webp: Path, fabricated: Path) -> None:
     # A render would put PNGs in the place of WebPs.
     with pytest.raises(DatasetError, match="was converted, not rendered"):
