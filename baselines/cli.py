@@ -199,10 +199,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class Curves:
-    """Plot the learning curves of a folder's results, a panel a row, and how many fewer steps than `paper` they take.
+    """Plot the learning curves of a folder's results.
+
+    Of the synthetic benchmark a panel a row, and how many fewer steps than `paper` presets take; of 3dident R2 and MCC,
+    a line a run.
 
     Attributes:
-        results: the folder in which results lie, at any depth; at most one of each row and preset.
+        results: the folder in which results lie, at any depth; of mlp at most one of each row and preset.
         out: the file to write: .png, .pdf or .svg.
     """
 
@@ -212,11 +215,19 @@ class Curves:
     def run(self) -> None:
         """Plot, and print the comparison."""
         from ident3d.baselines.curves import curves_figure, speed_ups
+        from ident3d.baselines.picture_curves import picture_curves_figure
         from ident3d.baselines.results import load_results
         from ident3d.figures import check_figure_path, save_figure
 
         check_figure_path(self.out)
         results = load_results(self.results)
+        kinds = {result.experiment for result in results}
+        if len(kinds) > 1:
+            raise SpecError(f"{self.results}: holds results of {' and '.join(sorted(kinds))}; give a folder of one")
+        if kinds == {"3dident"}:
+            save_figure(picture_curves_figure(results), self.out)
+            print(self.out.absolute())
+            return
         save_figure(curves_figure(results), self.out)
         for line in speed_ups(results):
             level = f"{line.score.upper()} {100 * line.level:.1f} %"

@@ -80,7 +80,9 @@ def _by_row(results: Sequence[Result]) -> dict[str, dict[str, Result]]:
     """
     found: dict[str, dict[str, Result]] = {}
     for result in results:
-        if result.row is None or result.preset is None or result.settings.get("mode") != "unsupervised":
+        if result.experiment != "mlp" or result.row is None or result.preset is None:
+            continue
+        if result.settings.get("mode") != "unsupervised":
             continue
         runs = found.setdefault(result.row, {})
         if result.preset in runs:

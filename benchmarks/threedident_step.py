@@ -6,8 +6,8 @@
 One training by the library's own trainer and task: matched pairs, ResNet18, bfloat16, Adam. Blocks of steps take turns:
 batches from each cache, then one fixed batch of synthetic pictures, so that all meet the same machine. Of each: medians
 of the parts of a step, waiting for the batch among them, and of the network's share, forward and backward; pictures/s;
-the ratio to the synthetic block of the same round. Pictures are those of DATASET, or fabricated; they are decoded before
-anything is timed. On a GPU, parts are times between events on its stream.
+the ratio to the synthetic block of the same round. Pictures are those of DATASET, or fabricated; all are decoded first.
+On a GPU, parts are times between events on its stream.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def fabricated_split(root: Path, side: int, samples: int) -> Path:
 def synthetic(settings: ThreeDIdentSettings, data: PictureDataset, device: torch.device) -> Batch:
     """One batch of noise on the device."""
     shape, generator = (settings.batch, 3, data.resolution, data.resolution), torch.Generator().manual_seed(0)
-    first, second = (torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator) for _ in range(2))
-    return first.to(device), second.to(device), torch.rand(settings.batch, 10, generator=generator).to(device)
+    x, positive = (torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator) for _ in range(2))
+    return x.to(device), positive.to(device), torch.rand(settings.batch, 10, generator=generator).to(device)
 
 
 def epoch_start_ms(at: Callable[[int], Batch], steps: int, clock: Clock) -> float:
