@@ -24,6 +24,10 @@ demo: $(VENV)/.demo
 	$(BIN)/ident3d figure contact $(OUT)/64px $(OUT)/contact-64px.png
 	$(BIN)/ident3d figure contact $(OUT)/224px $(OUT)/contact-224px.png --rows 2 --columns 4
 	$(BIN)/ident3d figure traversal $(OUT)/traversal.png
+	@echo "A demonstration of contrastive training, on a few pictures for a minute; see results/ for real ones:"
+	$(BIN)/ident3d render $(OUT)/64px --split test --samples 128 --resolution 64
+	$(BIN)/ident3d-baselines 3dident --data $(OUT)/64px --preset quick --factors object_x object_y object_z \
+	  --batch 64 --steps 60 --evaluate-every 20 --out $(OUT)/encoder
 
 test: $(VENV)/.test check
 	$(BIN)/python -m pytest
@@ -49,7 +53,7 @@ $(BIN)/python: | system
 	$(BIN)/python -m pip install -q --upgrade pip
 
 $(VENV)/.demo: setup.cfg pyproject.toml | $(BIN)/python
-	$(BIN)/pip install -q -e '.[render]'
+	$(BIN)/pip install -q -e '.[render,baselines]'
 	touch $@
 
 $(VENV)/.test: setup.cfg pyproject.toml | $(BIN)/python

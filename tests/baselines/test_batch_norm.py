@@ -30,7 +30,7 @@ from ident3d.baselines.ranks import average_gradients, mean_over_ranks
 from ident3d.errors import SpecError
 
 RANKS = 2
-PATIENCE_S = 120
+PATIENCE_S = 300
 
 
 @dataclass(frozen=True)
