@@ -44,7 +44,7 @@ class ThreeDIdent:
         conditional: of matched pairs: normal, laplace, gennorm, or with a scale in the unit cube: normal(0.05), ...
         match: how the nearest sample is found; hnsw and ivf by FAISS.
         allow_self: whether a sample may be its own positive.
-        factors: those that the encoder is to find; all that vary by default.
+        factors: those that the encoder is to find; by default all that the scene does not hold.
         encoder: a classifier of torchvision by name: resnet18, resnet50, ...
         model_space: where representations live.
         model: the conditional that the loss assumes: vmf, laplace, normal or gennorm(P).

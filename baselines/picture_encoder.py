@@ -4,6 +4,8 @@ space (Zimmermann et al. 2021, section A.3).
 
 from __future__ import annotations
 
+import copy
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -49,9 +51,15 @@ class PictureEncoder(nn.Module):
         self.linear = nn.Linear(WIDTH * output.dim, output.dim)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Representations, (n, dim)."""
+        """Representations, (n, dim).
+
+        Raises:
+            TypeError: a network with several outputs.
+        """
         x = ((pictures / 255 - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
         hidden = self.network(x)
+        if not isinstance(hidden, Tensor):
+            raise TypeError(f"it gives a {type(hidden).__name__}, not a tensor")
         with torch.autocast(pictures.device.type, enabled=False):
             y = self.linear(nn.functional.leaky_relu(hidden.float()))
             f: Tensor = self.output(y)
@@ -81,28 +89,33 @@ def picture_encoder(encoding: Encoding, dim: int, *, statistics: Statistics, sid
         encoding.space, dim, magnitude=encoding.magnitude, parametrisation=encoding.parametrisation
     )
     # torchvision draws initial weights from the global generator, which is put back.
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of how some will be initialised one day
         torch.default_generator.manual_seed(generator_of("encoder", seed).initial_seed())
         network = torchvision.models.get_model(encoding.network, weights=None, num_classes=WIDTH * dim)
         encoder = PictureEncoder(network, output, statistics)
-    _check_side(encoder, encoding.network, side)
+        _check_side(encoder, encoding.network, side)
     return encoder.to(memory_format=torch.channels_last)
 
 
 def _check_side(encoder: PictureEncoder, name: str, side: int) -> None:
+    """Refuse a network that does not map pictures of a size to one tensor.
+
+    Raises:
+        SpecError: it does not.
+    """
+    trial = copy.deepcopy(encoder)  # whose averages may move
+    pictures = torch.zeros(2, 3, side, side, dtype=torch.uint8)
     for training in (False, True):
-        encoder.train(training)
-        before = {key: value.clone() for key, value in encoder.state_dict().items()}
         try:
             with torch.no_grad():
-                encoder(torch.zeros(2, 3, side, side, dtype=torch.uint8))
-        except (RuntimeError, AssertionError, ValueError, AttributeError) as error:
+                trial.train(training)(pictures)
+        except (RuntimeError, AssertionError, ValueError, TypeError) as error:
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise SpecError(
                 f"encoder = {name!r} does not encode pictures of {side} x {side} px ({why}); expected one whose output "
                 "is one tensor, and that takes this size: resnet18 does"
             ) from None
-        encoder.load_state_dict(before)
 
 
 def encode_in_chunks(encoder: nn.Module, x: Tensor, positive: Tensor, chunk: int | None) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from ident3d.baselines.batch_norm import global_batch_norm
 from ident3d.baselines.devices import check_precision, device_name
 from ident3d.baselines.model_loss import model_loss
 from ident3d.baselines.picture_encoder import PictureEncoder, encode_in_chunks, picture_encoder
-from ident3d.baselines.ranks import agree, is_first, joined, same_weights, world_size
+from ident3d.baselines.ranks import agree, is_first, joined, rank, same_weights, world_size
 from ident3d.baselines.results import Result, load_result, versions
 from ident3d.baselines.runs import RunFolder, differences
 from ident3d.baselines.threedident_data import Cache, Splits, StepBatches, open_splits
@@ -90,6 +90,15 @@ class ThreeDIdentTask(Task):
 
     def losses(self, step: int) -> Tensor:
         """InfoNCE of a step's pairs, or the mean squared error of its latents: (1,)."""
+        # Dropout draws from torch's global generators, which are put back.
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            number = generator_of("3dident", "step", self.seeds[0], step, rank()).initial_seed()
+            torch.default_generator.manual_seed(number)
+            if self.device.type == "cuda":
+                torch.cuda.manual_seed(number)
+            return self._losses(step)
+
+    def _losses(self, step: int) -> Tensor:
         assert self._batches is not None
         of = self.of
         pictures, positive, z = self._batches.at(step)

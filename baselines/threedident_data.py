@@ -17,11 +17,14 @@ from ident3d.baselines.ranks import world_size
 from ident3d.baselines.threedident_settings import ThreeDIdentSettings
 from ident3d.ceilings import scene_of
 from ident3d.checks import one_of
+from ident3d.conditionals import conditional
 from ident3d.datasets.dataset import PictureDataset
 from ident3d.datasets.device import fits
 from ident3d.datasets.published import open_published
 from ident3d.errors import SpecError
+from ident3d.factors import FACTORS
 from ident3d.shards.location import is_url
+from ident3d.spaces import Box
 from ident3d.workers import cores
 
 __all__ = ["Cache", "Splits", "StepBatches", "open_split", "open_splits"]
@@ -34,7 +37,7 @@ class Splits:
     """Training and test pictures of the same factors and size.
 
     Attributes:
-        train: None where nothing is trained or scored on it.
+        train: pictures to train on.
         test: held-out pictures.
         names: of the factors that an encoder is to find, the columns of `.latents` of both.
     """
@@ -45,20 +48,34 @@ class Splits:
 
     def facts(self) -> dict[str, Any]:
         """What a result says of the data, as JSON; equal for equal data, wherever they lie."""
-        scene = scene_of(self.train)
         mean, std = self.train.statistics()  # of the pixels: equal latents may be rendered otherwise
         return {
             "name": self.train.name,
             "factors": list(self.names),
-            "scene": None if scene is None else scene.name,
+            "scene": _scene_name(self.train),
             "resolution": self.train.resolution,
             "samples": len(self.train),
             "test_samples": len(self.test),
             "mean": [round(value, 9) for value in mean],
             "std": [round(value, 9) for value in std],
+            "pairs": _rendered_law(self.train),
             "latents": _digest(self.train.latents),
+            "pair_latents": None if self.train.pair_latents is None else _digest(self.train.pair_latents),
             "test_latents": _digest(self.test.latents),
         }
+
+
+def _scene_name(data: PictureDataset) -> str | None:
+    # From the manifest where there is one: behind a URL it alone names a scene of the user's own.
+    record = getattr(getattr(data, "manifest", None), "scene", None)
+    found = scene_of(data) if record is None else record
+    return None if found is None else str(found.name)
+
+
+def _rendered_law(data: PictureDataset) -> str | None:
+    """The conditional that the positives were rendered with; None where there are none, or it is not known."""
+    law = getattr(getattr(data, "entry", None), "pairs", None)
+    return None if law is None else str(law)
 
 
 def _digest(latents: np.ndarray[Any, np.dtype[Any]]) -> str:
@@ -71,7 +88,7 @@ def open_split(root: str | Path, split: str, factors: Sequence[str] | None = Non
     Args:
         root: a folder, or a URL such as hf://datasets/user/name.
         split: train, val or test.
-        factors: by name; None for all that vary.
+        factors: by name; None for all that are not frozen.
         options: of the dataset's class.
 
     Raises:
@@ -109,8 +126,13 @@ def open_splits(
     Raises:
         DatasetError: no such dataset or split.
         SpecError: factors that the data lack, or that do not vary; splits of other factors or sizes; a batch that is
-            larger than the data; no pairs of the kind that is asked for.
+            larger than the data; no pairs of the kind that is asked for; damaged pictures to be skipped over several
+            ranks, whose shares would differ.
     """
+    if on_error == "skip" and world_size() > 1:
+        raise SpecError(
+            "skipping damaged pictures over several ranks: their shares of a batch would differ; repair them"
+        )
     train = open_split(data, "train", settings.factors, on_error=on_error)
     names = train.columns.names
     test = open_split(data if test_data is None else test_data, "test", names, on_error=on_error)
@@ -130,12 +152,37 @@ def open_splits(
         raise SpecError(
             f"batch = {settings.batch:,}, but {train.root} has {len(train):,} training pictures; take a smaller batch"
         )
-    if settings.mode == "unsupervised" and settings.pairs == "exact" and not train.has_pairs:
+    if settings.mode == "unsupervised":
+        _check_pairs(train, settings)
+    return Splits(train, test, names)
+
+
+def _check_pairs(train: PictureDataset, settings: ThreeDIdentSettings) -> None:
+    """Refuse pairs that cannot be, before any picture is decoded.
+
+    Raises:
+        SpecError: they cannot.
+    """
+    if settings.pairs == "augmented":
+        simclr(train.resolution)
+        return
+    if settings.pairs == "matched":
+        train.pairs(**pairs_of(settings))
+        return
+    if not train.has_pairs:
         raise SpecError(
             f"pairs = exact, but {train.root} holds no pairs: render some (`ident3d render --pairs "
             f"'{settings.conditional}'`), or choose pairs = matched"
         )
-    return Splits(train, test, names)
+    rendered = _rendered_law(train)
+    if rendered is not None:
+        box = Box(len(FACTORS))
+        asked, there = (conditional(text, box, FACTORS).text for text in (settings.conditional, rendered))
+        if asked != there:
+            raise SpecError(
+                f"conditional = {settings.conditional}, but the pairs of {train.root} were rendered with {rendered}: "
+                "ask for that, so that results name it"
+            )
 
 
 class StepBatches:
@@ -205,10 +252,9 @@ class StepBatches:
             self._batches = iter(self._loader)
             batch = next(self._batches, None)
         self._next = step + 1
-        pictures = [x.to(self.device, non_blocking=True) for x in batch]
-        if self._supervised:
-            return pictures[0], pictures[0], pictures[-1]
-        return pictures[0], pictures[1], pictures[2]
+        needed = (batch[0], batch[-1]) if self._supervised else batch[:3]  # a text may stand between them
+        x, *rest = (part.to(self.device, non_blocking=True) for part in needed)
+        return (x, x, rest[0]) if self._supervised else (x, rest[0], rest[1])
 
     def _go_to(self, step: int) -> None:
         close = getattr(self._batches, "close", None)

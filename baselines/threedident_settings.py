@@ -56,8 +56,8 @@ class ThreeDIdentSettings:
         match: how the nearest sample is found: exact, or by FAISS hnsw or ivf.
         allow_self: whether a sample may be its own match. By default not: at the published size it is the nearest one
             of nearly every z~.
-        factors: those that the encoder is to find, by name; None for all that vary in the data. Matched pairs are drawn
-            and matched over these alone, so that all others change at random within a pair.
+        factors: those that the encoder is to find, by name; None for all that the scene does not hold. Matched pairs
+            are drawn and matched over these alone, so that all others change at random within a pair.
         encoding: the encoder and the space that it maps to.
         model: the conditional that the loss assumes: vmf (the dot product), laplace, normal or gennorm(P), the L^p
             distance to the power p = 1, 2, P.

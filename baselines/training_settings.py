@@ -27,7 +27,8 @@ class TrainingSettings:
         warmup: the share of the steps over which they first rise from 0.
         precision: of products of matrices: float32, tf32 (CUDA) or bf16.
         patience: stop after so many evaluations in a row without a training loss below the least before them; None to
-            take all steps. The loss knows no factors, so that nothing of the scores enters.
+            take all steps. The loss knows no factors, so that nothing of the scores enters. It is the mean since the
+            last line of the log: with patience, `log_every` and `evaluate_every` of RunOptions decide where to stop.
     """
 
     steps: int
@@ -64,7 +65,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run does beside training; its numbers do not depend on it.
+    """What a run does beside training; its numbers do not depend on it, but for where `patience` ends it.
 
     Attributes:
         log_every: steps from one line of the log to the next.

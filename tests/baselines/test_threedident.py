@@ -41,7 +41,7 @@ SHOWN = ("object_x", "object_y", "object_z")
 KINDS: dict[str, dict[str, Any]] = {
     "supervised": {"mode": "supervised"},
     "matched": {"conditional": "normal(0.1)"},
-    "exact": {"pairs": "exact", "model": "laplace"},
+    "exact": {"pairs": "exact", "conditional": "laplace(scale=0.05)", "model": "laplace"},
     "augmented": {"pairs": "augmented", "model": "vmf", "encoding": Encoding(space="sphere")},
     "identity": {"mode": "identity"},
 }

@@ -231,7 +231,11 @@ def test_what_a_mode_does_not_need_is_not_asked_for(fabricated: Path) -> None:
 
 @pytest.mark.usefixtures("undecoded")
 def test_pairs_that_are_there_are_taken(fabricated_pairs: Path, tmp_path: Path) -> None:
-    assert open_splits(fabricated_pairs, some(pairs="exact")).train.has_pairs
+    for law in ("laplace(0.05)", "laplace(scale=0.05)"):
+        assert open_splits(fabricated_pairs, some(pairs="exact", conditional=law)).train.has_pairs
+    for law in ("normal(0.05)", "laplace(0.1)"):
+        with pytest.raises(SpecError, match=r"were rendered with laplace\(scale=0.05\): ask for that"):
+            open_splits(fabricated_pairs, some(pairs="exact", conditional=law))
     frames = MAKE["make_temporal"](tmp_path)
     assert open_splits(frames, some(pairs="exact")).train.consecutive
 
@@ -304,7 +308,7 @@ def test_other_test_data_have_other_facts(tmp_path: Path, fabricated: Path, make
 
 def pairs_of(root: Path, make_dataset: Maker, law: str) -> Splits:
     make_dataset(root, {"train": 24}, pairs=law)
-    return open_splits(make_dataset(root, {"test": 6}), some(pairs="exact"))
+    return open_splits(make_dataset(root, {"test": 6}), some(pairs="exact", conditional=law))
 
 
 def test_pairs_of_another_law_are_other_facts(tmp_path: Path, make_dataset: Maker) -> None:
