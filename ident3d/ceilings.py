@@ -64,7 +64,7 @@ def ceilings(spec: SceneSpec) -> tuple[Ceiling, ...]:
     What is assumed:
 
     - u is uniform over its interval and independent of the other factors. A score over few samples, or over another
-      marginal, may lie above the ceiling.
+      marginal, may lie above the ceiling; so may one over pictures that the encoder knows by heart with their factors.
     - All else is visible in the picture, however dark or far out of sight: colours can be told from each other, the
       object is never hidden, no light is out or shines beside the scene. Scores that are reached may lie well below.
     - What is below 0 is lost. Blender 4.5 sets negative channels of lights and materials to 0 before it renders; grey

@@ -157,12 +157,14 @@ def test_what_has_no_score_is_refused() -> None:
         evaluate_codes(codes, z, NAMES)
 
 
-def test_without_scikit_learn_only_dci_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_dci_alone_refuses_is_said_and_costs_no_other_score(monkeypatch: pytest.MonkeyPatch) -> None:
     codes, z = made()
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with refused("pip install 'ident3d[baselines]'"):
-        evaluate_codes(codes, z, NAMES)
-    assert evaluate_codes(codes, z, NAMES, with_dci=False).r2 == r2(codes, z, names=NAMES)
+    found = evaluate_codes(codes, z, NAMES)
+    assert found.r2 == r2(codes, z, names=NAMES)
+    assert found.dci is None
+    assert "pip install 'ident3d[baselines]'" in found.to_plain_dci()["absent"]
+    assert evaluate_codes(codes, z, NAMES, with_dci=False).to_plain_dci() == {}
 
 
 CEILINGS = (
