@@ -8,23 +8,20 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+from rank_processes import RANKS, meet, meeting_in
 from torch import Tensor, distributed
 
 from ident3d.baselines import negatives
 from ident3d.baselines.losses import DotPart, LpPart, dot_infonce, lp_infonce, product_infonce
 from ident3d.errors import SpecError
-
-RANKS = 2
 
 
 @dataclass(frozen=True)
@@ -103,11 +100,8 @@ def differences(case: Case, rank: int) -> list[float]:
 
 
 def main(rank: int, meeting: str) -> None:
-    torch.set_num_threads(1)
     negatives.TILE_CPU = 64 * 64
-    distributed.init_process_group(
-        "gloo", init_method=meeting, rank=rank, world_size=RANKS, timeout=timedelta(minutes=2)
-    )
+    meet(rank, meeting)
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         results = {name: differences(case, rank) for name, case in CASES.items()}
@@ -121,15 +115,7 @@ def main(rank: int, meeting: str) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two ranks find."""
-    meeting = (tmp_path_factory.mktemp("ranks") / "meeting").as_uri()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", __file__, str(rank), meeting], stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(RANKS)
-    ]
-    printed = [rank.communicate()[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * RANKS
+    printed = meeting_in(tmp_path_factory.mktemp("ranks"), __file__)
     result: dict[str, Any] = json.loads(printed[0])
     return result
 

@@ -232,14 +232,14 @@ def assert_equal(one: Path, two: Path, changes: dict[str, Any]) -> None:
 
     Sums over a batch are rounded otherwise where it is cut, by some 1e-7 of them; steps carry that on. Adam would make
     whole steps of what is nothing but rounding; with its epsilon at 1e-3 (see `prepare`), two ranks are as far from one
-    as that is from itself with its batches in another order: 2e-5 of what was learned. What changes another batch, or
-    gradients that are not those of the whole, are 0.1 and more.
+    as that is from itself with its batches in another order: 1e-5 of what was learned, 1e-3 where rounding takes a ReLU
+    across 0. Statistics of a part of a batch, or gradients that are not their mean, change 0.05 and more.
     """
     for a, b in zip(lines_of(one), lines_of(two), strict=True):
         assert (a["step"], "r2" in a) == (b["step"], "r2" in b)
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
     off = shares_off(one, two, changes)
-    assert off["weights"] < 1e-3
+    assert off["weights"] < 0.02
     assert off["running"] < 1e-4
     results = load_result(one), load_result(two)
     assert results[0].settings == results[1].settings
