@@ -7,7 +7,8 @@ One training by the library's own trainer and task: matched pairs, ResNet18, bfl
 batches from each cache, then one fixed batch of synthetic pictures, so that all meet the same machine. Of each: medians
 of the parts of a step, waiting for the batch among them, and of the network's share, forward and backward; pictures/s;
 the ratio to the synthetic block of the same round. Pictures are those of DATASET, or fabricated; all are decoded first.
-On a GPU, parts are times between events on its stream.
+On a GPU, parts are times between events on its stream. Set OMP_NUM_THREADS=1 on cores that others keep busy: there, two
+threads, which wait for each other, were seen to take ten times as long as one.
 """
 
 from __future__ import annotations

@@ -378,9 +378,7 @@ def test_mistakes_come_before_training(changes: Any, options: Any, words: str, s
 
 
 @pytest.mark.usefixtures("untrained")
-def test_too_few_test_pictures_come_before_training(
-    tmp_path: Path, shown: Path, fabricate: Callable[..., Path]
-) -> None:
+def test_too_few_test_pictures_are_refused(tmp_path: Path, shown: Path, fabricate: Callable[..., Path]) -> None:
     few = fabricate(tmp_path / "few", {"test": 9}, 9)
     with pytest.raises((SpecError, DatasetError), match=r"9 .*expected at least"):
         run(tiny("supervised"), shown, tmp_path / "run", test_data=few)
