@@ -140,8 +140,8 @@ def scores_text(
     if best:
         headings += ["ceiling R2", "ceiling |corr|"]
         notes += [
-            "Ceiling: the most that any encoder can reach on pictures it was not trained on, as they do not tell all of "
-            "the factor; 100 where blank."
+            "Ceiling: the most that any encoder can reach on pictures it was not trained on, as they do not tell all "
+            "of the factor; 100 where blank."
         ]
         for row in rows[:-1]:
             known = best.get(row[0])
