@@ -161,7 +161,7 @@ class ThreeDIdent:
             out=self.out,
             device=resolve_device(self.device),
             network=self.encoder,
-            samples=self.samples or 25_000,
+            samples=25_000 if self.samples is None else self.samples,
             on_error="skip" if self.skip_damaged else "raise",
         )
         print("\n".join(texts))
@@ -170,7 +170,8 @@ class ThreeDIdent:
         """The default folder's name."""
         pieces = [self.pairs, self.conditional, self.model_space, self.model, self.encoder, *(self.factors or ())]
         what = self.row or "-".join(p for p in pieces if p) or "normal-box"
-        return f"{Path(self.data).name}-{what}-{self.mode}-{self.preset}-seed{self.seed}"
+        data = self.data if "://" in self.data else str(Path(self.data).resolve())
+        return f"{Path(data).name}-{what}-{self.mode}-{self.preset}-seed{self.seed}"
 
 
 @dataclass(frozen=True)

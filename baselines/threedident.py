@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,13 @@ from ident3d.baselines.picture_encoder import PictureEncoder, encode_in_chunks, 
 from ident3d.baselines.ranks import agree, is_first, joined, rank, same_weights, world_size
 from ident3d.baselines.results import Result, load_result, versions
 from ident3d.baselines.runs import RunFolder, differences
-from ident3d.baselines.threedident_data import Cache, Splits, StepBatches, open_splits
+from ident3d.baselines.threedident_data import Cache, Splits, StepBatches, check_cache, open_splits
 from ident3d.baselines.threedident_scoring import GLANCE, ceilings_of, encode, score
 from ident3d.baselines.threedident_settings import ThreeDIdentSettings
 from ident3d.baselines.training import RunOptions, Task, Trained, train
+from ident3d.checks import whole
 from ident3d.datasets.batches import generator_of
-from ident3d.errors import DatasetError, SpecError
+from ident3d.errors import DatasetError, SpecError, TrainingError
 from ident3d.figures import save_figure
 from ident3d.metrics import mcc, r2
 from ident3d.schema import to_plain
@@ -70,10 +72,7 @@ class ThreeDIdentTask(Task):
     ) -> None:
         self.of, self.splits, self.seeds, self.device = settings, splits, (seed,), device
         self.facts = splits.facts()
-        statistics = splits.train.statistics()
-        side = splits.train.resolution
-        encoder = picture_encoder(settings.encoding, len(splits.names), statistics=statistics, side=side, seed=seed)
-        self.encoder: PictureEncoder = encoder.to(device)
+        self.encoder: PictureEncoder = _encoder(settings, splits, seed).to(device)
         self.model: nn.Module = self.encoder
         if world_size() > 1:
             self.model = global_batch_norm(self.encoder)
@@ -176,24 +175,65 @@ def run_threedident(
         BusyError: another run is at work in the folder.
         Stopped: Ctrl-C or SIGTERM; the state is kept.
     """
-    options = RunOptions() if options is None else options
+    options, seed = RunOptions() if options is None else options, whole("seed", seed)
     if settings.mode == "identity":
         settings = dataclasses.replace(settings, training=dataclasses.replace(settings.training, steps=0))
     elif settings.training.steps < 1:
         raise SpecError(f"steps = {settings.training.steps}: expected at least 1 where an encoder is trained")
     with joined(device) as where:
         check_precision(settings.training.precision, where)
+        check_cache(settings, cache)
         splits = open_splits(data, settings, test_data=test_data, on_error=on_error)
-        agree({"settings": to_plain(settings), "seed": seed, "data": splits.facts()})
+        splits.check_scored(settings.samples)
+        _agree(settings, options, seed, splits)
+        _encoder(settings, splits, seed)  # what cannot be made is refused before the folder is
         folder = None if out is None else RunFolder(out)
         about = {"row": row, "preset": preset}
-        with nullcontext() if folder is None or not is_first() else folder.lock():
+        with _peers(), nullcontext() if folder is None or not is_first() else folder.lock():
             there = None if folder is None else _finished(folder, settings, splits, seed, about)
+            agree({"whether the run is finished": there is not None})
             if there is not None:
-                return there
+                return there if is_first() else None
             task = ThreeDIdentTask(settings, splits, seed, where, cache=cache, quiet=options.quiet)
             trained = train(task, settings.training, options, folder)
             return _result(task, trained, folder, about)
+
+
+def _encoder(settings: ThreeDIdentSettings, splits: Splits, seed: int) -> PictureEncoder:
+    return picture_encoder(
+        settings.encoding,
+        len(splits.names),
+        statistics=splits.train.statistics(),
+        side=splits.train.resolution,
+        seed=seed,
+    )
+
+
+def _agree(settings: ThreeDIdentSettings, options: RunOptions, seed: int, splits: Splits) -> None:
+    """Refuse ranks that would not train the same: those that differ in when they exchange numbers wait for ever.
+
+    Raises:
+        SpecError: on all ranks, naming what differs.
+    """
+    facts: dict[str, Any] = {"seed": seed, "mode": settings.mode}
+    for name, value in {**to_plain(settings), "data": splits.facts()}.items():
+        facts |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {name: value}
+    agree(facts | {name: getattr(options, name) for name in ("log_every", "evaluate_every", "checkpoint_every")})
+
+
+@contextmanager
+def _peers() -> Iterator[None]:
+    """Within, say in a line that another rank is gone, whose own text says why.
+
+    Raises:
+        TrainingError: it is.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if world_size() == 1 or not any(text in str(error) for text in ("Connection closed", "Connection reset")):
+            raise
+        raise TrainingError(f"rank {rank()}: another rank stopped, and says why; this one stops too") from None
 
 
 def _finished(

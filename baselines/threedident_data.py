@@ -23,11 +23,12 @@ from ident3d.datasets.device import fits
 from ident3d.datasets.published import open_published
 from ident3d.errors import SpecError
 from ident3d.factors import FACTORS
+from ident3d.metrics import LEAST
 from ident3d.shards.location import is_url
 from ident3d.spaces import Box
 from ident3d.workers import cores
 
-__all__ = ["Cache", "Splits", "StepBatches", "open_split", "open_splits"]
+__all__ = ["Cache", "Splits", "StepBatches", "check_cache", "open_split", "open_splits", "pairs_of"]
 
 Cache = Literal["auto", "device", "disk"]
 
@@ -45,6 +46,23 @@ class Splits:
     train: PictureDataset
     test: PictureDataset
     names: tuple[str, ...]
+
+    def check_scored(self, samples: int) -> None:
+        """Refuse splits of too few pictures for a score.
+
+        Args:
+            samples: training pictures that are to be scored at most.
+
+        Raises:
+            SpecError: there are too few.
+        """
+        least = max(LEAST, 2 * (len(self.names) + 2))  # what r2 takes
+        for data, rows in ((self.train, min(len(self.train), samples)), (self.test, len(self.test))):
+            if rows < least:
+                raise SpecError(
+                    f"{data.root}, split {data.split}: {rows} pictures to score; expected at least {least} for "
+                    f"{len(self.names)} factors"
+                )
 
     def facts(self) -> dict[str, Any]:
         """What a result says of the data, as JSON; equal for equal data, wherever they lie."""
@@ -214,14 +232,12 @@ class StepBatches:
         cache: Cache = "auto",
         quiet: bool = False,
     ) -> None:
-        one_of("cache", cache, ("auto", "device", "disk"))
+        check_cache(settings, cache)
         self.device = device
         self._supervised = settings.mode == "supervised"
         if settings.batch % world_size():
             raise SpecError(f"batch = {settings.batch} over {world_size()} ranks: expected a multiple")
         augmented = not self._supervised and settings.pairs == "augmented"
-        if augmented and cache == "device":
-            raise SpecError("cache = device with pairs = augmented: views are made on the CPU; choose auto or disk")
         held = cache == "device" or (cache == "auto" and not augmented and fits(data, device))
         source: Any = data.to_device(device, quiet=quiet) if held else data
         if not held and data.store is None:
@@ -268,6 +284,17 @@ class StepBatches:
             self._loader.load_state_dict({**state, "epoch": epoch, "seen": place * size})
         else:
             self._loader.load_state_dict({**state, "next": step})
+
+
+def check_cache(settings: ThreeDIdentSettings, cache: str) -> None:
+    """Refuse a cache that cannot be.
+
+    Raises:
+        SpecError: another name; a device's for views.
+    """
+    one_of("cache", cache, ("auto", "device", "disk"))
+    if cache == "device" and settings.mode == "unsupervised" and settings.pairs == "augmented":
+        raise SpecError("cache = device with pairs = augmented: views are made on the CPU; choose auto or disk")
 
 
 def pairs_of(settings: ThreeDIdentSettings) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ident3d.baselines.runs import read_checkpoint
 from ident3d.baselines.threedident_data import open_split
 from ident3d.baselines.threedident_settings import ThreeDIdentSettings
 from ident3d.ceilings import Ceiling, ceilings, scene_of
+from ident3d.checks import whole
 from ident3d.datasets.batches import generator_of
 from ident3d.datasets.blocks import ahead
 from ident3d.datasets.dataset import PictureDataset
@@ -225,6 +226,9 @@ def evaluate_checkpoint(
         SpecError, TrainingError: as for `load_encoder`; factors that the data lack; pictures of another size.
         DatasetError: no test split, a damaged one, or a folder that cannot be written.
     """
+    whole("samples", samples, 64)
+    if out is not None and (out / "checkpoint.pt").exists():
+        raise SpecError(f"out = {out}: the folder of a run, whose own files would be replaced; choose another")
     stored = load_encoder(path, device, network=network)
     test = open_split(data if test_data is None else test_data, "test", stored.names, on_error=on_error)
     stored.check(test)

@@ -97,6 +97,8 @@ class ThreeDIdentSettings:
         whole("samples", self.samples, 64)
         if self.chunk is not None:
             whole("chunk", self.chunk, 1)
+            if self.mode == "supervised":
+                raise SpecError(f"chunk = {self.chunk} with mode = supervised: for pairs; take a smaller batch instead")
         if isinstance(self.tau, bool) or not 0 < self.tau < float("inf"):
             raise SpecError(f"tau = {self.tau!r}: expected a finite number above 0")
         if self.mode == "unsupervised":

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from ident3d.baselines.devices import check_precision, precision_context
 from ident3d.baselines.finite import FiniteWatch
-from ident3d.baselines.ranks import any_rank, average_gradients, is_first, mean_over_ranks, world_size
+from ident3d.baselines.ranks import agree, any_rank, average_gradients, is_first, mean_over_ranks, world_size
 from ident3d.baselines.runs import RunFolder, differences
 from ident3d.baselines.signals import Stop, stop_signals
 from ident3d.baselines.training_settings import RunOptions, TrainingSettings
@@ -100,6 +100,7 @@ def train(task: Task, settings: TrainingSettings, options: RunOptions, folder: R
     check_precision(settings.precision, task.device)
     run = _Run(task, settings, options, folder)
     run.resume()
+    agree({"the checkpoint's step": run.step})  # where ranks do not share the folder, only some find it
     with run, stop_signals() as stop, precision_context("float32", task.device):
         while run.step < settings.steps and not run.stalled():
             run.take(run.step)

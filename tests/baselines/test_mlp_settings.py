@@ -39,7 +39,7 @@ def test_paper_is_section_a3_to_the_letter() -> None:
         **output,
         **loss,
         **row,
-        "training": {**training, "warmup": 0.0, "precision": "float32"},
+        "training": {**training, "warmup": 0.0, "precision": "float32", "patience": None},
     }
     assert to_plain(paper) == whole
     assert inspect.signature(invertible_mlp).parameters["slope"].default == 0.2

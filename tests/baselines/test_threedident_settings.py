@@ -202,6 +202,11 @@ def test_the_least_values_will_do(least: dict[str, Any]) -> None:
     assert {name: getattr(ThreeDIdentSettings(**least), name) for name in least} == least
 
 
+def test_chunks_are_for_pairs() -> None:
+    with pytest.raises(SpecError, match="chunk = 64 with mode = supervised: for pairs"):
+        ThreeDIdentSettings(mode="supervised", chunk=64)
+
+
 # As plain data
 
 
@@ -217,10 +222,10 @@ def test_the_least_values_will_do(least: dict[str, Any]) -> None:
             factors=("object_x", "ground_hue"),
             encoding=Encoding("convnext_tiny", "sphere", 20.0, "log"),
             model="gennorm(1.5)",
-            chunk=64,
             allow_self=True,
             training=TrainingSettings(10, patience=3, scale_learning_rate=0.0),
         ),
+        ThreeDIdentSettings(chunk=64),
     ],
 )
 def test_plain_data_and_back(settings: ThreeDIdentSettings) -> None:
