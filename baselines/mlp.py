@@ -225,7 +225,7 @@ def _run(
         per_factor={name: tuple(tuple(s.per_factor) for s in per_seed) for name, per_seed in detailed.items()},
         extra=extra,
         curve=tuple(trained.curve),
-        steps=settings.training.steps,
+        steps=trained.curve[-1]["step"],
         device=device_name(device),
         versions=versions(),
         wall_s=round(trained.seconds, 3),
