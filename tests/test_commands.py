@@ -83,6 +83,8 @@ def test_warnings_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
 def test_in_a_process_of_its_own(body: str, status: int, err: str) -> None:
     code = (
         "import os, signal, time, warnings\nfrom ident3d.commands import run_command\n"
+        # Ignored by a shell's background jobs, and so by what they start.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"from ident3d.errors import SpecError\ndef command():\n    {body}\nrun_command('tool', command)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
