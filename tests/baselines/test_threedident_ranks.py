@@ -239,7 +239,7 @@ def assert_equal(one: Path, two: Path, changes: dict[str, Any]) -> None:
     """
     for a, b in zip(lines_of(one), lines_of(two), strict=True):
         assert (a["step"], "r2" in a) == (b["step"], "r2" in b)
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-3)
     off = shares_off(one, two, changes)
     assert off["weights"] < 0.02
     assert off["running"] < 5e-3
@@ -247,11 +247,11 @@ def assert_equal(one: Path, two: Path, changes: dict[str, Any]) -> None:
     assert results[0].settings == results[1].settings
     for name, values in results[0].scores.items():
         if "spearman" not in name:  # two codes that change places count
-            assert values == pytest.approx(results[1].scores[name], abs=1e-3)
-            assert results[0].per_factor[name][0] == pytest.approx(results[1].per_factor[name][0], abs=2e-3)
+            assert values == pytest.approx(results[1].scores[name], abs=0.03)
+            assert results[0].per_factor[name][0] == pytest.approx(results[1].per_factor[name][0], abs=0.05)
     curves = [[(point["step"], *point["mcc"]) for point in result.curve] for result in results]
     assert [step for step, _ in curves[0]] == [3, 4]
-    assert curves[0] == [(step, pytest.approx(score, abs=1e-3)) for step, score in curves[1]]
+    assert curves[0] == [(step, pytest.approx(score, abs=0.02)) for step, score in curves[1]]
 
 
 @pytest.mark.parametrize("name", EQUAL)
