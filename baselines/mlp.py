@@ -21,12 +21,12 @@ from ident3d.baselines.mixing import InvertibleMLP, invertible_mlp
 from ident3d.baselines.mlp_settings import MLPSettings
 from ident3d.baselines.model_loss import model_loss
 from ident3d.baselines.outputs import output_normalisation
-from ident3d.baselines.results import Result, load_result, versions
-from ident3d.baselines.runs import RunFolder, differences
+from ident3d.baselines.results import Result, stored_result, versions
+from ident3d.baselines.runs import RunFolder
 from ident3d.baselines.training import RunOptions, Task, Trained, train
 from ident3d.baselines.whitening import Whitening
 from ident3d.datasets.batches import generator_of
-from ident3d.errors import DatasetError, SpecError
+from ident3d.errors import SpecError
 from ident3d.metrics import mcc, r2
 from ident3d.schema import to_plain
 
@@ -186,13 +186,9 @@ def run_mlp(
     if folder is None:
         return _run(settings, seeds, where, options, None, row, preset)
     with folder.lock():
-        if folder.result.exists():
-            there = load_result(folder.result)
-            asked = {"row": row, "preset": preset, **to_plain(settings), "seeds": list(seeds)}
-            kept = {"row": there.row, "preset": there.preset, **there.settings, "seeds": list(there.seeds)}
-            unlike = "; ".join(differences(kept, asked))
-            if unlike:
-                raise DatasetError(f"{out}: holds the result of another run; choose another folder. {unlike}")
+        asked = {"row": row, "preset": preset, **to_plain(settings), "seeds": list(seeds)}
+        there = stored_result(folder.path, asked)
+        if there is not None:
             return there
         result = _run(settings, seeds, where, options, folder, row, preset)
         result.save(folder.path)

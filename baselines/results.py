@@ -8,7 +8,7 @@ import json
 import math
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,11 +18,12 @@ import torch
 
 from ident3d._version import __version__
 from ident3d.baselines.paper import mlp_row, threedident_row
+from ident3d.baselines.runs import differences
 from ident3d.errors import DatasetError, SpecError
 from ident3d.files import write_json
 from ident3d.schema import from_plain, to_plain
 
-__all__ = ["Result", "Spread", "load_result", "load_results", "spread", "versions"]
+__all__ = ["Result", "Spread", "load_result", "load_results", "spread", "stored_result", "versions"]
 
 FORMAT = 1
 NAME = "result.json"
@@ -225,6 +226,26 @@ def load_result(path: Path) -> Result:
         raise DatasetError(
             f"{path}: not a result of ident3d-baselines, or a changed one: {error}. Move it elsewhere, or run again"
         ) from None
+
+
+def stored_result(folder: Path, asked: Mapping[str, Any]) -> Result | None:
+    """The result that lies in a run's folder, or None where there is none yet.
+
+    Args:
+        folder: of the run.
+        asked: what the run is to be: row, preset, seeds, and every setting by its name.
+
+    Raises:
+        DatasetError: it cannot be read, or is of another run.
+    """
+    if not (folder / NAME).exists():
+        return None
+    there = load_result(folder / NAME)
+    kept = {"row": there.row, "preset": there.preset, **there.settings, "seeds": list(there.seeds)}
+    unlike = "; ".join(differences(kept, asked))
+    if unlike:
+        raise DatasetError(f"{folder}: holds the result of another run; choose another folder. {unlike}")
+    return there
 
 
 def load_results(folder: Path) -> list[Result]:

@@ -24,15 +24,15 @@ from ident3d.baselines.devices import check_precision, device_name
 from ident3d.baselines.model_loss import model_loss
 from ident3d.baselines.picture_encoder import PictureEncoder, encode_in_chunks, picture_encoder
 from ident3d.baselines.ranks import agree, is_first, joined, rank, same_weights, world_size
-from ident3d.baselines.results import Result, load_result, versions
-from ident3d.baselines.runs import RunFolder, differences
+from ident3d.baselines.results import Result, stored_result, versions
+from ident3d.baselines.runs import RunFolder
 from ident3d.baselines.threedident_data import Cache, Splits, StepBatches, check_cache, open_splits
 from ident3d.baselines.threedident_scoring import GLANCE, ceilings_of, encode, score
 from ident3d.baselines.threedident_settings import ThreeDIdentSettings
 from ident3d.baselines.training import RunOptions, Task, Trained, train
 from ident3d.checks import whole
 from ident3d.datasets.batches import generator_of
-from ident3d.errors import DatasetError, SpecError, TrainingError
+from ident3d.errors import SpecError, TrainingError
 from ident3d.figures import save_figure
 from ident3d.metrics import mcc, r2
 from ident3d.schema import to_plain
@@ -190,7 +190,8 @@ def run_threedident(
         folder = None if out is None else RunFolder(out)
         about = {"row": row, "preset": preset}
         with _peers(), nullcontext() if folder is None or not is_first() else folder.lock():
-            there = None if folder is None else _finished(folder, settings, splits, seed, about)
+            asked = {**about, **settings_and_data(settings, splits.facts()), "seeds": [seed]}
+            there = None if folder is None else stored_result(folder.path, asked)
             agree({"whether the run is finished": there is not None})
             if there is not None:
                 return there if is_first() else None
@@ -234,25 +235,6 @@ def _peers() -> Iterator[None]:
         if world_size() == 1 or not any(text in str(error) for text in ("Connection closed", "Connection reset")):
             raise
         raise TrainingError(f"rank {rank()}: another rank stopped, and says why; this one stops too") from None
-
-
-def _finished(
-    folder: RunFolder, settings: ThreeDIdentSettings, splits: Splits, seed: int, about: dict[str, Any]
-) -> Result | None:
-    """The result that lies in a folder, if it is of the same run.
-
-    Raises:
-        DatasetError: it is of another.
-    """
-    if not folder.result.exists():
-        return None
-    there = load_result(folder.result)
-    asked = {**about, **settings_and_data(settings, splits.facts()), "seeds": [seed]}
-    kept = {"row": there.row, "preset": there.preset, **there.settings, "seeds": list(there.seeds)}
-    unlike = "; ".join(differences(kept, asked))
-    if unlike:
-        raise DatasetError(f"{folder.path}: holds the result of another run; choose another folder. {unlike}")
-    return there
 
 
 def _result(task: ThreeDIdentTask, trained: Trained, folder: RunFolder | None, about: dict[str, Any]) -> Result | None:

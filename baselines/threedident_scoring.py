@@ -102,10 +102,8 @@ class Scored:
 
     def per_factor(self) -> dict[str, tuple[float, ...]]:
         """The same for each factor."""
-        found = {name: getattr(self.test, name).per_factor for name in SCORES}
-        return found | {
-            f"train_{name}": getattr(self.train, name).per_factor for name in SCORES if self.train is not None
-        }
+        on_train = {} if self.train is None else self.train.per_factor()
+        return self.test.per_factor() | {f"train_{name}": values for name, values in on_train.items()}
 
     def figure(self, test: PictureDataset, title: str) -> Figure:
         """Codes of test pictures against factors, a panel a factor."""
