@@ -23,10 +23,11 @@ from ident3d.baselines.paper import (
     ThreeDIdentScores,
 )
 from ident3d.baselines.results import Result
+from ident3d.baselines.runs import flat
 from ident3d.errors import SpecError
 from ident3d.schema import to_plain
 
-__all__ = ["DATA", "PublishedTable", "Score", "TableRow", "flat", "published_table"]
+__all__ = ["DATA", "PublishedTable", "Score", "TableRow", "published_table"]
 
 DATA = "data."
 """What the names of settings that tell the data begin with. Results of different data are never taken together."""
@@ -98,14 +99,6 @@ class PublishedTable:
     seeds: int
     presets: tuple[str, ...]
     rows: Callable[[], list[TableRow]]
-
-
-def flat(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names, such as `training.steps`."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        found |= flat(value, f"{where}{name}.") if isinstance(value, Mapping) else {f"{where}{name}": value}
-    return found
 
 
 # A setting that cannot move a mode's score is no difference. What the row is made of stays: a run that carries a row's

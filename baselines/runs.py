@@ -23,7 +23,7 @@ from ident3d.errors import DatasetError, TrainingError
 from ident3d.files import write_atomic
 from ident3d.locks import file_lock
 
-__all__ = ["RunFolder", "differences", "read_checkpoint"]
+__all__ = ["RunFolder", "differences", "flat", "read_checkpoint"]
 
 FORMAT = 1
 NAMES = ("checkpoint.pt", "log.jsonl", "result.json", ".lock", "tensorboard", "codes.png")
@@ -126,6 +126,14 @@ def _step_of(line: str) -> float:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):  # a line that a kill cut short
         return float("inf")
+
+
+def flat(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names, such as `training.steps`."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= flat(value, f"{where}{name}.") if isinstance(value, Mapping) else {f"{where}{name}": value}
+    return found
 
 
 def differences(there: Mapping[str, Any], asked: Mapping[str, Any], where: str = "") -> list[str]:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ident3d.baselines.paper import Published
-from ident3d.baselines.published_tables import DATA, PublishedTable, Score, flat, published_table
+from ident3d.baselines.published_tables import DATA, PublishedTable, Score, published_table
 from ident3d.baselines.results import Result, Spread, spread
+from ident3d.baselines.runs import flat
 from ident3d.baselines.table_formats import Sheet, to_figure, to_markdown, to_text
 from ident3d.errors import DatasetError, SpecError
 from ident3d.files import write_atomic

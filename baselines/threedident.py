@@ -25,7 +25,7 @@ from ident3d.baselines.model_loss import model_loss
 from ident3d.baselines.picture_encoder import PictureEncoder, encode_in_chunks, picture_encoder
 from ident3d.baselines.ranks import agree, is_first, joined, rank, same_weights, world_size
 from ident3d.baselines.results import Result, stored_result, versions
-from ident3d.baselines.runs import RunFolder
+from ident3d.baselines.runs import RunFolder, flat
 from ident3d.baselines.threedident_data import Cache, Splits, StepBatches, check_cache, open_splits
 from ident3d.baselines.threedident_scoring import GLANCE, ceilings_of, encode, score
 from ident3d.baselines.threedident_settings import ThreeDIdentSettings
@@ -216,9 +216,7 @@ def _agree(settings: ThreeDIdentSettings, options: RunOptions, seed: int, splits
     Raises:
         SpecError: on all ranks, naming what differs.
     """
-    facts: dict[str, Any] = {"seed": seed, "mode": settings.mode}
-    for name, value in {**to_plain(settings), "data": splits.facts()}.items():
-        facts |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {name: value}
+    facts = {"seed": seed, **flat(settings_and_data(settings, splits.facts()))}
     agree(facts | {name: getattr(options, name) for name in ("log_every", "evaluate_every", "checkpoint_every")})
 
 
