@@ -94,7 +94,8 @@ class KittiMasks(Dataset[tuple[Any, Any, Any, Any]]):
 
     Raises:
         SpecError: an option out of range, or options that exclude each other.
-        DatasetError: no pickle there, one that is damaged or not of this structure, or no sequence of two frames.
+        DatasetError: no pickle there, one that is damaged or not of this structure, or a sequence of less than two
+            frames, which the published file has none of.
         DownloadError: the pickle could not be fetched.
 
     Example:
@@ -152,8 +153,6 @@ class KittiMasks(Dataset[tuple[Any, Any, Any, Any]]):
         ends = np.repeat(self.sequences[1:] - 1, lengths)
         self.anchors: Int64[Array, " anchors"] = np.flatnonzero(np.arange(len(ends)) < ends)
         self._ends: Int64[Array, " anchors"] = ends[self.anchors]
-        if not len(self.anchors):
-            raise DatasetError(f"{self.path}: none of its {len(masks)} sequences has two frames, so there is no pair")
 
     def set_epoch(self, epoch: int) -> None:
         """Draw the steps of another epoch's items. Workers that persist keep the epoch that they were started in.
@@ -379,6 +378,9 @@ def _described(found: Any) -> str:
 def _check_masks(where: str, found: Any) -> None:
     if not isinstance(found, np.ndarray) or found.ndim != 3 or found.shape[1:] != (SIDE, SIDE):
         raise DatasetError(f"{where} is {_described(found)}: expected booleans (T, {SIDE}, {SIDE})")
+    if len(found) < 2:
+        frames = "1 frame" if len(found) else "no frames"
+        raise DatasetError(f"{where} has {frames}: expected at least 2, the frames of a pair; leave the sequence out")
     if found.dtype != bool and not ((found == 0) | (found == 1)).all():
         odd = found[(found != 0) & (found != 1)][0]
         raise DatasetError(f"{where} is {found.dtype} and holds {odd}: expected booleans, or 0 and 1")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 __all__ = ["FILE", "LENGTHS", "fabricate", "make_kitti"]
 
 FILE = "kitti_peds_v2.pickle"
-LENGTHS = (5, 1, 12, 2, 3)
+LENGTHS = (5, 2, 12, 2, 3)
 # The text "b1" as protocols 1 to 3 write it, and a reference to numpy.bool in its place.
 TEXT, ALIAS = b"X\x02\x00\x00\x00b1", b"cnumpy\nbool\n"
 

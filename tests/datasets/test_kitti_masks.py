@@ -41,7 +41,7 @@ def test_the_published_structure_is_read_as_it_is(kitti_folder: Path, kitti_make
     np.testing.assert_array_equal(data.masks, np.concatenate(masks))
     np.testing.assert_array_equal(data.latents, np.concatenate(latents))
     assert data.latents.dtype == np.float32
-    assert data.sequences.tolist() == [0, 5, 6, 18, 20, 23]
+    assert data.sequences.tolist() == [0, 5, 7, 19, 21, 24]
     assert data.path == kitti_folder / FILE
     assert (data.synthetic, data.title) == (False, "KITTI Masks")
 
@@ -80,7 +80,7 @@ def test_the_root_is_the_pickle_or_its_folder_as_text_or_path(
     renamed = tmp_path / "masks.pkl"
     renamed.write_bytes((kitti_folder / FILE).read_bytes())
     for root in (kitti_folder, str(kitti_folder), kitti_folder / FILE, str(kitti_folder / FILE), renamed):
-        assert len(KittiMasks(root)) == 18
+        assert len(KittiMasks(root)) == 19
     monkeypatch.setenv("HOME", str(kitti_folder.parent))
     assert KittiMasks(f"~/{kitti_folder.name}").path == kitti_folder / FILE
 
@@ -350,7 +350,7 @@ def test_a_plot_shows_both_masks_and_what_is_known_of_them(kitti_small: KittiMas
 
 def test_its_description_says_how_much_there_is(kitti_folder: Path) -> None:
     text = repr(KittiMasks(kitti_folder, max_delta_t=5, transform=abs))
-    for part in ("18 pairs", "5 sequences of 1 to 12 frames", "23 frames", "5 x 0.05 s", "centre_y", FILE, "transform"):
+    for part in ("19 pairs", "5 sequences of 2 to 12 frames", "24 frames", "5 x 0.05 s", "centre_y", FILE, "transform"):
         assert part in text
 
 

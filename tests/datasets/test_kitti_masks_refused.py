@@ -49,7 +49,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: st
     ("options", "message"),
     [
         ({"batch_size": 0}, "batch_size = 0"),
-        ({"batch_size": 10**6}, "batch_size = 1000000: expected at most 18, as many as there are anchors"),
+        ({"batch_size": 10**6}, "batch_size = 1000000: expected at most 19, as many as there are anchors"),
         ({"batch_size": 4, "seed": -1}, "seed = -1"),
         ({"batch_size": 4, "batches": 0}, "batches = 0"),
         ({"batch_size": 4, "rank": 2, "world_size": 2}, "rank = 2, world_size = 2"),
@@ -106,7 +106,7 @@ def test_download_fetches_into_the_folder_what_is_not_there(tmp_path: Path, fetc
     assert KittiMasks(second / FILE, download=True).path == second / FILE
     assert fetched == [("kitti-masks", first), ("kitti-masks", second)]
     # What is there is not fetched again.
-    assert len(KittiMasks(first, download=True)) == 18
+    assert len(KittiMasks(first, download=True)) == 19
     assert len(fetched) == 2
 
 
@@ -167,7 +167,8 @@ BAD: list[tuple[Any, Any, str]] = [
     (with_value(-1, "i4", (2, 64, 64), (1, 9, 9)), latents(2, 2), r"pedestrians\[1\] is int32 and holds -1"),
     (with_value(0.5, "f4", (2, 64, 64), (1, 9, 9)), latents(2, 2), r"pedestrians\[1\] is float32 and holds 0.5"),
     (with_value(np.nan, "f4", (2, 64, 64), (1, 9, 9)), latents(2, 2), r"pedestrians\[1\] is float32 and holds nan"),
-    (masks(1, 0, 1), latents(1, 0, 1), "none of its 3 sequences has two frames, so there is no pair"),
+    (masks(2, 0), latents(2, 0), r"pedestrians\[1\] has no frames: expected at least 2, the frames of a pair"),
+    (masks(2, 3, 1), latents(2, 3, 1), r"pedestrians\[2\] has 1 frame: expected at least 2"),
 ]
 
 
@@ -193,16 +194,6 @@ def test_another_pickle_is_refused(held: Any, message: str, tmp_path: Path) -> N
     (tmp_path / FILE).write_bytes(pickle.dumps(held))
     with pytest.raises(DatasetError, match=message):
         KittiMasks(tmp_path)
-
-
-def test_sequences_of_no_frame_and_one_are_kept_but_are_no_anchors(write_kitti: Callable[..., Path]) -> None:
-    data = KittiMasks(write_kitti(masks(0, 1, 2, 0, 3, 1), latents(0, 1, 2, 0, 3, 1)), max_delta_t=9)
-    assert data.sequences.tolist() == [0, 0, 1, 3, 3, 6, 7]
-    assert data.anchors.tolist() == [1, 3, 4]
-    assert {data.pair_of(i)[1] for i in (1, 2)} == {5}
-    assert data.pair_of(0) == (1, 2)
-    shown = [data.plot(i).axes[0].get_title().split("\n")[0] for i in range(3)]
-    assert shown == ["sequence 2, frame 0", "sequence 4, frame 0", "sequence 4, frame 1"]
 
 
 def test_one_array_many_times_is_not_unpacked(write_kitti: Callable[..., Path]) -> None:
