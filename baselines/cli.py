@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes, Positional, arg, subcommand
 
+from ident3d.baselines.cli_kitti import Kitti
 from ident3d.baselines.cli_threedident import Predict, ThreeDIdent
 from ident3d.baselines.devices import Precision
 from ident3d.baselines.mlp_settings import MLPSettings, Mode, Preset, preset_settings, row_settings
@@ -123,7 +124,7 @@ class Table:
     """Print a table of the paper beside the results of a folder.
 
     Attributes:
-        number: 1, 2, 4 (3DIdent, test set) or 5 (3DIdent, training set).
+        number: 1, 2, 3 (KITTI Masks), 4 (3DIdent, test set) or 5 (3DIdent, training set).
         results: the folder in which results lie, at any depth.
         out: a file to write as well: .txt, .md, .png, .pdf or .svg.
     """
@@ -202,7 +203,7 @@ class Curves:
     """Plot the learning curves of a folder's results.
 
     Of the synthetic benchmark a panel a row, and how many fewer steps than `paper` presets take; of 3dident R2 and MCC,
-    a line a run.
+    a line a run; of kitti MCC, a panel a distance in time.
 
     Attributes:
         results: the folder in which results lie, at any depth; of mlp at most one of each row and preset.
@@ -215,6 +216,7 @@ class Curves:
     def run(self) -> None:
         """Plot, and print the comparison."""
         from ident3d.baselines.curves import curves_figure, speed_ups
+        from ident3d.baselines.mask_curves import mask_curves_figure
         from ident3d.baselines.picture_curves import picture_curves_figure
         from ident3d.baselines.results import load_results
         from ident3d.figures import check_figure_path, save_figure
@@ -224,8 +226,9 @@ class Curves:
         kinds = {result.experiment for result in results}
         if len(kinds) > 1:
             raise SpecError(f"{self.results}: holds results of {' and '.join(sorted(kinds))}; give a folder of one")
-        if kinds == {"3dident"}:
-            save_figure(picture_curves_figure(results), self.out)
+        figures = {"3dident": picture_curves_figure, "kitti": mask_curves_figure}
+        if kinds <= set(figures):
+            save_figure(figures[kinds.pop()](results), self.out)
             print(self.out.absolute())
             return
         save_figure(curves_figure(results), self.out)
@@ -265,6 +268,7 @@ def settings_of(command: Any, row: str | None, preset: str) -> MLPSettings:
 
 Command = (
     Annotated[MLP, subcommand("mlp")]
+    | Annotated[Kitti, subcommand("kitti")]
     | Annotated[ThreeDIdent, subcommand("3dident")]
     | Annotated[Predict, subcommand("predict")]
     | Annotated[Table, subcommand("table")]

@@ -67,15 +67,19 @@ def check_precision(precision: Precision, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def precision_context(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Products of matrices in a number format; torch's setting is put back afterwards.
+    """Products of matrices and convolutions in a number format; torch's settings are put back afterwards.
+
+    torch's own default on CUDA is TF32 for convolutions: here float32 means float32 for them too.
 
     Autocast keeps no copies of weights: it drops them only where the outermost context ends, and a step that finds
     those of the step before would never see what was learned.
     """
-    before = torch.get_float32_matmul_precision()
+    before, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
     try:
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
             yield
     finally:
         torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.allow_tf32 = convolutions

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from ident3d.baselines.devices import check_precision, device_name, resolve_device
 from ident3d.baselines.encoders import MLPEncoder, mlp_encoder
+from ident3d.baselines.kept import kept_result
 from ident3d.baselines.mixing import InvertibleMLP, invertible_mlp
 from ident3d.baselines.mlp_settings import MLPSettings
 from ident3d.baselines.model_loss import model_loss
 from ident3d.baselines.outputs import output_normalisation
-from ident3d.baselines.results import Result, stored_result, versions
+from ident3d.baselines.results import Result, versions
 from ident3d.baselines.runs import RunFolder
 from ident3d.baselines.training import RunOptions, Task, Trained, train
 from ident3d.baselines.whitening import Whitening
@@ -182,17 +183,8 @@ def run_mlp(
         raise SpecError(f"steps = {settings.training.steps}: expected at least 1 where an encoder is trained")
     where = resolve_device(device)
     check_precision(settings.training.precision, where)
-    folder = None if out is None else RunFolder(out)
-    if folder is None:
-        return _run(settings, seeds, where, options, None, row, preset)
-    with folder.lock():
-        asked = {"row": row, "preset": preset, **to_plain(settings), "seeds": list(seeds)}
-        there = stored_result(folder.path, asked)
-        if there is not None:
-            return there
-        result = _run(settings, seeds, where, options, folder, row, preset)
-        result.save(folder.path)
-        return result
+    asked = {"row": row, "preset": preset, **to_plain(settings), "seeds": list(seeds)}
+    return kept_result(out, asked, lambda folder: _run(settings, seeds, where, options, folder, row, preset))
 
 
 def _run(

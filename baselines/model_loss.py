@@ -16,11 +16,12 @@ __all__ = ["check_model_space", "loss_power", "model_loss"]
 _POWERS = {"vmf": None, "laplace": 1.0, "normal": 2.0}
 
 
-def loss_power(model: str) -> float | None:
+def loss_power(model: str, option: str = "model") -> float | None:
     """p of the loss's distance; None for the dot product.
 
     Args:
         model: vmf, laplace, normal or gennorm(P).
+        option: what it is called where it is asked for.
 
     Raises:
         SpecError: another model.
@@ -33,24 +34,25 @@ def loss_power(model: str) -> float | None:
     except ValueError:
         p = math.nan
     if not 1 <= p < math.inf:
-        raise SpecError(f"model = {model!r}: expected vmf, laplace, normal or gennorm(P) with P of at least 1")
+        raise SpecError(f"{option} = {model!r}: expected vmf, laplace, normal or gennorm(P) with P of at least 1")
     return p
 
 
-def check_model_space(model: str, space: str) -> None:
+def check_model_space(model: str, space: str, option: str = "model") -> None:
     """Refuse a model space that the model's distance does not admit.
 
     Args:
         model: as for `loss_power`.
         space: sphere, box or unbounded.
+        option: what the model is called where it is asked for.
 
     Raises:
         SpecError: the dot product elsewhere than on a sphere, where long vectors would win whatever their direction.
     """
-    if loss_power(model) is None and space != "sphere":
+    if loss_power(model, option) is None and space != "sphere":
         raise SpecError(
-            f"model = vmf in model_space = {space}: the dot product needs a sphere; choose model_space = sphere, or "
-            "model = laplace, normal or gennorm(P)"
+            f"{option} = vmf in model_space = {space}: the dot product needs a sphere; choose model_space = sphere, or "
+            f"{option} = laplace, normal or gennorm(P)"
         )
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "MLP_ROWS",
     "MLPRow",
     "Published",
+    "kitti_row",
     "mlp_row",
     "threedident_row",
     "KITTI_ROWS",
@@ -227,6 +228,22 @@ KITTI_ROWS: tuple[KittiRow, ...] = (
     KittiRow("3.9", 0.15, "normal", "unbounded", Published(60.2, 8.7)),
     KittiRow("3.10", 0.15, "normal", "box", Published(68.4, 6.7)),
 )
+
+
+def kitti_row(row: str) -> KittiRow:
+    """A row of table 3 by its name.
+
+    Args:
+        row: 3.1 to 3.10; a text, because the number 3.10 is 3.1.
+
+    Raises:
+        SpecError: any other value; the text lists the rows.
+    """
+    for found in KITTI_ROWS:
+        if isinstance(row, str) and found.row == row:
+            return found
+    hint = "" if isinstance(row, str) else "a text, e.g. '3.1': "
+    raise SpecError(f"row = {row!r}: expected {hint}one of {', '.join(found.row for found in KITTI_ROWS)}")
 
 
 def _scores(r2: tuple[float, float], mcc: tuple[float, float]) -> ThreeDIdentScores:

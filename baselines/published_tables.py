@@ -1,7 +1,7 @@
 """What each of the paper's tables shows: its rows, their scores, whose results stand beside them, and which of the
 settings that a result has can move a score.
 
-Zimmermann et al. 2021, tables 1, 2, 4 and 5. A further table is a function that gives its rows, and an entry of
+Zimmermann et al. 2021, tables 1 to 5. A further table is a function that gives its rows, and an entry of
 `TABLES`.
 """
 
@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ident3d.baselines import mlp_settings, threedident_settings
+from ident3d.baselines import kitti_settings, mlp_settings, threedident_settings
 from ident3d.baselines.paper import (
+    KITTI_ROWS,
     MLP_ROWS,
     SUPERVISED_3DIDENT,
     THREEDIDENT_ROWS,
+    KittiRow,
     MLPRow,
     Published,
     SpaceName,
@@ -27,7 +29,7 @@ from ident3d.baselines.runs import flat
 from ident3d.errors import SpecError
 from ident3d.schema import to_plain
 
-__all__ = ["DATA", "PublishedTable", "Score", "TableRow", "published_table"]
+__all__ = ["DATA", "PublishedTable", "Score", "StandIn", "TableRow", "published_table"]
 
 DATA = "data."
 """What the names of settings that tell the data begin with. Results of different data are never taken together."""
@@ -42,7 +44,7 @@ class Score:
 
     Attributes:
         label: such as `unsupervised` or `supervised MCC`.
-        mode: of the results.
+        mode: of the results: the value of the setting that is the table's `mode`.
         rows: of the results, None among them for results of no row; None for results of any row and of none.
         score: its name in a result.
         paper: as published; None where the paper is blank.
@@ -62,10 +64,6 @@ class Score:
     stated: tuple[str, ...] = ()
     required: bool = True
 
-    def takes(self, result: Result) -> bool:
-        """Whether a result of the table's experiment is one of these, with or without the score."""
-        return result.settings.get("mode") == self.mode and (self.rows is None or result.row in self.rows)
-
 
 @dataclass(frozen=True)
 class TableRow:
@@ -74,6 +72,21 @@ class TableRow:
     name: str
     about: tuple[str, ...]
     scores: tuple[Score, ...]
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """Data that may stand in for the paper's: the table's title, and the lines of such results, say so.
+
+    Attributes:
+        name: what the data are called, in the plural.
+        paper: what the paper's are called.
+        holds: whether a result with these settings is one on the data that stand in.
+    """
+
+    name: str
+    paper: str
+    holds: Callable[[Settings], bool]
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,9 @@ class PublishedTable:
         seeds: that the paper's scores are over.
         presets: in their order.
         rows: gives the rows.
+        mode: the setting of a result that tells which of a row's scores it is for.
+        digits: decimals that the paper's scores are printed with.
+        stand_in: data whose scores have no difference to the paper's, since it would mean nothing; None without such.
     """
 
     experiment: str
@@ -99,6 +115,18 @@ class PublishedTable:
     seeds: int
     presets: tuple[str, ...]
     rows: Callable[[], list[TableRow]]
+    mode: str = "mode"
+    digits: int = 2
+    stand_in: StandIn | None = None
+
+    def takes(self, score: Score, result: Result) -> bool:
+        """Whether a result of the table's experiment is one of a score's, with or without the score itself."""
+        of_mode = result.settings.get(self.mode) == score.mode
+        return of_mode and (score.rows is None or result.row in score.rows)
+
+    def comparable(self, result: Result) -> bool:
+        """Whether the difference of a result to the paper means something."""
+        return self.stand_in is None or not self.stand_in.holds(flat(result.settings))
 
 
 # A setting that cannot move a mode's score is no difference. What the row is made of stays: a run that carries a row's
@@ -131,6 +159,49 @@ def _mlp_scores(row: MLPRow) -> tuple[Score, ...]:
         Score(mode, mode, frozenset({row.row}), row.score, getattr(row, mode), settings, counts)
         for mode, counts in _MLP_COUNTS.items()
     )
+
+
+SYNTHETIC = f"{DATA}synthetic"
+_STATED_KITTI = tuple(f"{DATA}{name}" for name in ("name", "synthetic", "sequences", "frames", "seed"))
+_OF_BOUNDS = frozenset({"magnitude", "parametrisation", "training.scale_learning_rate"})
+_UNSEEN_BY_KITTI_MODEL = {
+    "contrastive": frozenset({"beta", "gamma", "rate"}),
+    "slowvae": _OF_LOSS | _OF_BOUNDS | {"conditional"},
+}
+_KITTI_NAMES = {"contrastive": "contrastive", "slowvae": "SlowVAE"}
+
+
+def _kitti_rows() -> list[TableRow]:
+    return [TableRow(row.row, _kitti_about(row), _kitti_scores(row)) for row in KITTI_ROWS]
+
+
+def _kitti_about(row: KittiRow) -> tuple[str, ...]:
+    model = _KITTI_NAMES.get(row.model, f"contrastive, {row.model}")
+    return (f"{row.mean_dt_s:g} s", model, row.model_space)
+
+
+def _kitti_scores(row: KittiRow) -> tuple[Score, ...]:
+    """The row's own score; then that of runs which carry its name, but train the other model."""
+    settings = flat({**to_plain(kitti_settings.row_settings(row.row, "paper")), "data": {"synthetic": False}})
+    own = settings["model"]
+    return tuple(
+        Score(
+            label="MCC" if model == own else f"MCC, {_KITTI_NAMES[model]}",
+            mode=model,
+            rows=frozenset({row.row}),
+            score="mcc_spearman",
+            paper=row.mcc if model == own else None,
+            settings=settings,
+            counts=_kitti_counts(model),
+            stated=_STATED_KITTI,
+        )
+        for model in sorted(_UNSEEN_BY_KITTI_MODEL, key=lambda model: model != own)
+    )
+
+
+def _kitti_counts(model: str) -> Callable[[str, Settings], bool]:
+    unseen = _UNSEEN_BY_KITTI_MODEL[model] | {"model"}
+    return lambda name, _: name == SYNTHETIC if name.startswith(DATA) else name not in unseen
 
 
 Part = Literal["test", "train"]
@@ -244,6 +315,22 @@ _3DIDENT_TABLE: dict[str, Any] = {
 TABLES: dict[int, PublishedTable] = {
     1: PublishedTable(title="R2 (identifiability up to affine maps), in %", rows=lambda: _mlp_rows(1), **_MLP),
     2: PublishedTable(title="MCC (identifiability up to permutations), in %", rows=lambda: _mlp_rows(2), **_MLP),
+    3: PublishedTable(
+        experiment="kitti",
+        title="MCC (Spearman), in %",
+        headings=("mean dt", "model", "model space"),
+        label="score",
+        about="mean dt: mean time between the frames of a positive pair. model: SlowVAE, or contrastive and the "
+        "conditional that its loss assumes. score: MCC by Spearman correlation; a run that carries a row's name but "
+        "trains the other model has a line of its own, which names the model.",
+        seeds=10,
+        presets=tuple(kitti_settings.PRESETS),
+        rows=_kitti_rows,
+        mode="model",
+        digits=1,
+        # Whatever does not say that it is none is taken for synthetic.
+        stand_in=StandIn("SYNTHETIC silhouettes", "KITTI Masks", lambda settings: settings.get(SYNTHETIC) is not False),
+    ),
     4: PublishedTable(
         title="Test R2 and MCC on 3DIdent, in %", rows=lambda: _threedident_rows("test"), **_3DIDENT_TABLE
     ),
@@ -257,7 +344,7 @@ def published_table(number: int) -> PublishedTable:
     """A table by its number.
 
     Args:
-        number: 1, 2, 4 or 5.
+        number: 1 to 5.
 
     Raises:
         SpecError: any other value; the text lists the numbers.

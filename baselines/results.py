@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ident3d._version import __version__
-from ident3d.baselines.paper import mlp_row, threedident_row
+from ident3d.baselines.paper import kitti_row, mlp_row, threedident_row
 from ident3d.baselines.runs import differences
 from ident3d.errors import DatasetError, SpecError
 from ident3d.files import write_json
@@ -123,6 +123,8 @@ class Result:
             raise SpecError(f"experiment = {self.experiment!r}: expected mlp, kitti or 3dident")
         if self.experiment == "mlp" and self.row is not None:
             mlp_row(self.row)
+        if self.experiment == "kitti" and self.row is not None:
+            kitti_row(self.row)
         if self.experiment == "3dident" and self.row is not None:
             threedident_row(self.row)
         for name in ("row", "preset", "device"):
@@ -259,7 +261,9 @@ def load_results(folder: Path) -> list[Result]:
         raise DatasetError(f"{folder}: {what} that the runs were written to")
     paths = sorted(path for path in folder.rglob(NAME) if path.is_file())
     if not paths:
-        raise DatasetError(f"{folder}: holds no {NAME}; run `ident3d-baselines mlp` first, or give another folder")
+        raise DatasetError(
+            f"{folder}: holds no {NAME}; run `ident3d-baselines mlp`, kitti or 3dident first, or give another folder"
+        )
     return [load_result(path) for path in paths]
 
 

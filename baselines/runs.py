@@ -3,7 +3,8 @@
 RUN/checkpoint.pt   the last good state; written whole or not at all
 RUN/log.jsonl       a line each so many steps, and each evaluation
 RUN/result.json     the scores, once it is finished
-RUN/codes.png       of pictures: codes against factors, once it is finished
+RUN/*.png           figures, once it is finished: codes.png of pictures; transitions.png, sequence.png and traversal.png
+                    of KITTI Masks
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from ident3d.locks import file_lock
 __all__ = ["RunFolder", "differences", "flat", "read_checkpoint"]
 
 FORMAT = 1
-NAMES = ("checkpoint.pt", "log.jsonl", "result.json", ".lock", "tensorboard", "codes.png")
+FIGURES = ("codes.png", "transitions.png", "sequence.png", "traversal.png")
+NAMES = ("checkpoint.pt", "log.jsonl", "result.json", ".lock", "tensorboard", *FIGURES)
 
 
 class RunFolder:

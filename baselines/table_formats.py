@@ -19,6 +19,8 @@ GAP = 2
 
 SIZE, LEADING, MARGIN, COLUMN_GAP = 9.0, 14.0, 14.0, 13.0
 """Of figures, in points: the font, from line to line, around the table, between columns."""
+TITLE_SIZE, TITLE_LEADING, TITLE_WIDTH = SIZE + 2, 17.0, 480.0
+"""Of figures' titles, in points; a title may be as wide even where the table is narrower."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +87,14 @@ def _escape(text: str) -> str:
 
 
 def to_figure(sheet: Sheet) -> Figure:
-    """A figure just as large as the table needs, at 9 points."""
+    """A figure just as large as the table needs, at 9 points. A title that is wider goes on in further lines."""
     from matplotlib.figure import Figure
 
     columns = list(zip(sheet.headings, *sheet.rows, strict=True))
     widths = [max(_width(cell, SIZE, bold=True) for cell in column) for column in columns]
     table = sum(widths) + COLUMN_GAP * (len(widths) - 1)
-    width = max(table, _width(sheet.title, SIZE + 2, bold=True)) + 2 * MARGIN
+    title = _title_lines(sheet.title, max(table, TITLE_WIDTH))
+    width = max(table, *(_width(line, TITLE_SIZE, bold=True) for line in title)) + 2 * MARGIN
     # A letter of running text is about 0.56 of the font's size wide; a little more keeps lines inside.
     letters = int((width - 2 * MARGIN) / (0.6 * SIZE))
     below = [
@@ -99,18 +102,30 @@ def to_figure(sheet: Sheet) -> Figure:
         for text in [*(f"{mark}: {text}" for mark, text in sheet.notes), *sheet.remarks]
         for line in textwrap.wrap(text, letters, subsequent_indent="    ")
     ]
-    height = 2 * MARGIN + LEADING * (3.4 + len(sheet.rows) + len(below))
+    further = TITLE_LEADING * (len(title) - 1)
+    height = 2 * MARGIN + further + LEADING * (3.4 + len(sheet.rows) + len(below))
     figure = Figure(figsize=(width / 72, height / 72))
     ax = figure.add_axes((0, 0, 1, 1))
     ax.set_axis_off()
     ax.set_xlim(0, width)
     ax.set_ylim(height, 0)
     y = MARGIN + 0.5 * LEADING
-    _put(ax, MARGIN, y, sheet.title, size=SIZE + 2, bold=True)
-    y = _draw_rows(ax, sheet, widths, y + 1.6 * LEADING)
+    for i, text in enumerate(title):
+        _put(ax, MARGIN, y + i * TITLE_LEADING, text, size=TITLE_SIZE, bold=True)
+    y = _draw_rows(ax, sheet, widths, y + further + 1.6 * LEADING)
     for i, text in enumerate(below):
         _put(ax, MARGIN, y + (0.6 + i) * LEADING, text, colour="0.25")
     return figure
+
+
+def _title_lines(title: str, width: float) -> list[str]:
+    """A title in lines of about so many points, of whole words; at least one line."""
+    whole = _width(title, TITLE_SIZE, bold=True)
+    if whole <= width:
+        return [title]
+    # Letters differ in width; a little fewer of them keep lines inside.
+    letters = max(1, int(0.95 * len(title) * width / whole))
+    return textwrap.wrap(title, letters, break_long_words=False, break_on_hyphens=False)
 
 
 def _draw_rows(ax: Axes, sheet: Sheet, widths: Sequence[float], y: float) -> float:

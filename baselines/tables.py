@@ -37,6 +37,8 @@ class TableLine:
         differs: the settings that are not the paper's, such as `batch 1,024 (6,144)`: here, and the paper's. At the
             end, without parentheses, what tells the data from those of other lines with the same differences.
         results: the runs that `here` is of.
+        comparable: whether a difference to the paper means something, which it does not where other data stand in for
+            the paper's.
     """
 
     row: str
@@ -47,11 +49,14 @@ class TableLine:
     here: Spread | None = None
     differs: tuple[str, ...] = ()
     results: tuple[Result, ...] = ()
+    comparable: bool = True
 
     @property
     def difference(self) -> float | None:
-        """Here less the paper, in points."""
-        return None if self.here is None or self.paper is None else self.here.mean - self.paper.mean
+        """Here less the paper, in points; None where one of them is absent, or they are not comparable."""
+        if self.here is None or self.paper is None or not self.comparable:
+            return None
+        return self.here.mean - self.paper.mean
 
 
 def table_rows(table: int, results: Sequence[Result]) -> list[TableLine]:
@@ -61,30 +66,32 @@ def table_rows(table: int, results: Sequence[Result]) -> list[TableLine]:
     row, mode, preset, settings and data are one line over all of their seeds; of a seed that is there twice, the run
     that finished last counts. A score that the paper has and the results have not stands without them.
 
-    In tables 4 and 5, supervised results of any row, and of none, are of the last row, and identity results of no row
-    are of the first. Table 5 leaves out what lacks its score, since an encoder may be scored on the test set alone.
+    In table 3, results on synthetic silhouettes stand apart from those on KITTI Masks, without a difference to the
+    paper. In tables 4 and 5, supervised results of any row, and of none, are of the last row, and identity results of
+    no row are of the first. Table 5 leaves out what lacks its score, since an encoder may be scored on the test set
+    alone.
 
     Args:
-        table: 1, 2, 4 or 5.
+        table: 1 to 5.
         results: of any rows; those of other tables are left out, and so are those of no row but for the above.
 
     Raises:
         SpecError: another table; a result of a row that lacks the row's score, does not state its data, or is of an
-            unknown mode.
+            unknown mode (of an unknown model in table 3).
     """
     shown = published_table(table)
     rows, ours = shown.rows(), [result for result in results if result.experiment == shown.experiment]
     names, modes = [row.name for row in rows], list(dict.fromkeys(s.mode for row in rows for s in row.scores))
     for result in ours:
-        mode = result.settings.get("mode")
+        mode = result.settings.get(shown.mode)
         if result.row in names and mode not in modes:
-            raise SpecError(f"{_which(result)}: mode = {mode!r}; expected one of {', '.join(modes)}")
+            raise SpecError(f"{_which(result)}: {shown.mode} = {mode!r}; expected one of {', '.join(modes)}")
     lines: list[TableLine] = []
     for row in rows:
         for score in row.scores:
             blank = TableLine(row.name, row.about, score.label, score.paper)
-            runs = [result for result in ours if score.takes(result)]
-            lines += _score_lines(blank, score, runs, shown.presets)
+            runs = [result for result in ours if shown.takes(score, result)]
+            lines += _score_lines(blank, score, runs, shown)
     return _told_apart(lines)
 
 
@@ -92,7 +99,7 @@ def _which(result: Result) -> str:
     return f"result of row {result.row}, preset {result.preset}, finished {result.finished}"
 
 
-def _score_lines(blank: TableLine, score: Score, runs: Sequence[Result], known: Sequence[str]) -> list[TableLine]:
+def _score_lines(blank: TableLine, score: Score, runs: Sequence[Result], shown: PublishedTable) -> list[TableLine]:
     """The lines of one score of a row: without a run, one that has the paper's number alone, if the paper has one."""
     pools: dict[Any, list[Result]] = {}
     for run in runs:
@@ -100,8 +107,12 @@ def _score_lines(blank: TableLine, score: Score, runs: Sequence[Result], known: 
             pools.setdefault((run.preset, _pool_key(run, score)), []).append(run)
         elif score.required:
             raise SpecError(f"{_which(run)}: has no {score.score}, which the table shows; remove it and run again")
-    lines = [_pooled(blank, score, pool) for pool in pools.values()]
-    presets = [*known, *sorted({run.preset for run in runs if run.preset} - set(known)), None]
+    # Of a pool, all runs are on the same data.
+    lines = [
+        _pooled(dataclasses.replace(blank, comparable=shown.comparable(pool[0])), score, pool)
+        for pool in pools.values()
+    ]
+    presets = [*shown.presets, *sorted({run.preset for run in runs if run.preset} - set(shown.presets)), None]
     lines.sort(key=lambda line: (presets.index(line.preset), line.differs))
     return lines if lines or blank.paper is None else [blank]
 
@@ -221,7 +232,7 @@ def _marks(lines: Sequence[TableLine]) -> dict[tuple[str, ...], str]:
 _LEGEND = (
     "paper: mean ± standard deviation over {seeds} seeds, as published, in %. here: mean ± sample standard deviation "
     "(n - 1) of our runs, in %; the number in parentheses is n, the number of seeds. here - paper: difference of the "
-    "means, in percentage points. A dash: not published, or not run.",
+    "means, in percentage points. A dash: not published, or not run{or_not_comparable}.",
     "{about} note: a letter where settings differ from the paper's; above, each is given as ours (the paper's).",
 )
 
@@ -230,7 +241,7 @@ def table_sheet(table: int, results: Sequence[Result]) -> Sheet:
     """A table's lines as texts, with its notes and an explanation of its columns.
 
     Args:
-        table: 1, 2, 4 or 5.
+        table: 1 to 5.
         results: as of `table_rows`.
 
     Raises:
@@ -238,23 +249,52 @@ def table_sheet(table: int, results: Sequence[Result]) -> Sheet:
     """
     shown, lines = published_table(table), table_rows(table, results)
     marks = _marks(lines)
-    headings = ("row", *shown.headings, shown.label, "paper", "preset", "here (seeds)", "here - paper", "note")
+    data = ("data",) if shown.stand_in else ()
+    headings = ("row", *shown.headings, shown.label, "paper", "preset", *data, "here (seeds)", "here - paper", "note")
     rows: list[tuple[str, ...]] = []
     for i, line in enumerate(lines):
         again = i > 0 and lines[i - 1].row == line.row
         about = ("",) * (1 + len(line.about)) if again else (line.row, *line.about)
-        rows.append((*about, *_cells(line, again and lines[i - 1].label == line.label, marks)))
+        rows.append((*about, *_cells(line, again and lines[i - 1].label == line.label, marks, shown)))
     right = frozenset(map(headings.index, ("paper", "here (seeds)", "here - paper")))
-    legend = [text.format(seeds=shown.seeds, about=shown.about) for text in _LEGEND]
+    apart = ", or not comparable" if _stood_in(lines) else ""
+    legend = [text.format(seeds=shown.seeds, about=shown.about, or_not_comparable=apart) for text in _LEGEND]
     return Sheet(
-        title=f"Table {table} of Zimmermann et al. 2021, the paper beside ident3d: {shown.title}",
+        title=f"Table {table} of Zimmermann et al. 2021, {_beside(shown, lines)}: {shown.title}",
         headings=headings,
         rows=tuple(rows),
         right=right,
         strong=frozenset({headings.index("here (seeds)")}),
         notes=tuple((mark, ", ".join(differs)) for differs, mark in marks.items()),
-        remarks=(caption(lines), *legend, *_left_out(shown, results)),
+        remarks=(*_not_comparable(shown, lines), caption(lines), *legend, *_left_out(shown, results)),
     )
+
+
+def _stood_in(lines: Sequence[TableLine]) -> list[TableLine]:
+    return [line for line in lines if not line.comparable]
+
+
+def _beside(shown: PublishedTable, lines: Sequence[TableLine]) -> str:
+    """What is set beside what, and on which data."""
+    if shown.stand_in is None:
+        return "the paper beside ident3d"
+    data, paper = shown.stand_in.name, shown.stand_in.paper
+    others = _stood_in(lines)
+    if not others:
+        return f"the paper beside ident3d on {paper}"
+    alone = len(others) == sum(bool(line.results) for line in lines)
+    ours = "" if alone else f"{paper} and, in the lines that say so, on "
+    return f"the paper on {paper} beside ident3d on {ours}{data}, which are not {paper}"
+
+
+def _not_comparable(shown: PublishedTable, lines: Sequence[TableLine]) -> list[str]:
+    """Why lines have no difference to the paper, where any has none."""
+    if shown.stand_in is None or not _stood_in(lines):
+        return []
+    return [
+        f"Lines on {shown.stand_in.name} have no here - paper: the paper's scores are of {shown.stand_in.paper}, and a "
+        "difference between scores on different data would mean nothing."
+    ]
 
 
 def _left_out(shown: PublishedTable, results: Sequence[Result]) -> list[str]:
@@ -262,7 +302,7 @@ def _left_out(shown: PublishedTable, results: Sequence[Result]) -> list[str]:
     scores, remarks = [score for row in shown.rows() for score in row.scores], []
     nameless, lacking, lacked = 0, 0, dict[str, None]()
     for run in (result for result in results if result.experiment == shown.experiment):
-        taken = [score.score for score in scores if score.takes(run)]
+        taken = [score.score for score in scores if shown.takes(score, run)]
         without = [name for name in taken if name not in run.scores]
         nameless += run.row is None and not taken
         lacking += bool(without)
@@ -274,19 +314,26 @@ def _left_out(shown: PublishedTable, results: Sequence[Result]) -> list[str]:
     return remarks
 
 
-def _cells(line: TableLine, again: bool, marks: Mapping[tuple[str, ...], str]) -> tuple[str, ...]:
-    paper = "-" if line.paper is None else f"{line.paper.mean:.2f}±{line.paper.std:.2f}"
+def _cells(
+    line: TableLine, again: bool, marks: Mapping[tuple[str, ...], str], shown: PublishedTable
+) -> tuple[str, ...]:
+    n = shown.digits
+    paper = "-" if line.paper is None else f"{line.paper.mean:.{n}f}±{line.paper.std:.{n}f}"
     here = "-" if line.here is None else f"{line.here} ({line.here.seeds})"
     difference = "-" if line.difference is None else f"{line.difference:+.2f}"
     label, paper = ("", "") if again else (line.label, paper)
-    return (label, paper, line.preset or "-", here, difference, marks.get(line.differs, ""))
+    data: tuple[str, ...] = ()
+    if shown.stand_in is not None:
+        named = shown.stand_in.paper if line.comparable else shown.stand_in.name
+        data = (named if line.results else "-",)
+    return (label, paper, line.preset or "-", *data, here, difference, marks.get(line.differs, ""))
 
 
 def write_table(table: int, results: Sequence[Result], out: Path) -> None:
     """Write a table beside results, in the format that the file's name ends in.
 
     Args:
-        table: 1, 2, 4 or 5.
+        table: 1 to 5.
         results: as of `table_rows`.
         out: .md (Markdown), .txt (160 columns), .png, .pdf or .svg.
 

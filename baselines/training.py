@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from ident3d.baselines.allocation import keep_freed_memory
 from ident3d.baselines.devices import check_precision, precision_context
 from ident3d.baselines.finite import FiniteWatch
 from ident3d.baselines.ranks import agree, any_rank, average_gradients, is_first, mean_over_ranks, world_size
@@ -98,6 +99,8 @@ def train(task: Task, settings: TrainingSettings, options: RunOptions, folder: R
         Stopped: Ctrl-C or SIGTERM; the state is kept.
     """
     check_precision(settings.precision, task.device)
+    if task.device.type == "cpu":
+        keep_freed_memory()
     run = _Run(task, settings, options, folder)
     run.resume()
     agree({"the checkpoint's step": run.step})  # where ranks do not share the folder, only some find it

@@ -123,9 +123,7 @@ class KittiMasks(Dataset[tuple[Any, Any, Any, Any]]):
         sequences: int | None = None,
         frames: int | None = None,
     ) -> None:
-        self.max_delta_t, self.seed = whole("max_delta_t", max_delta_t, 1), whole("seed", seed, 0)
-        if self.max_delta_t > MAX_DELTA_T:
-            raise SpecError(f"max_delta_t = {max_delta_t}: expected at most {MAX_DELTA_T} frames of {FRAME_SECONDS} s")
+        self.max_delta_t, self.seed = _checked_distance(max_delta_t), whole("seed", seed, 0)
         self.transform, self.target_transform, self.synthetic = transform, target_transform, synthetic
         self.path: Path | None = None
         self.title, self.factors, self._epoch = "KITTI Masks", KITTI_FACTORS, 0
@@ -206,12 +204,13 @@ class KittiMasks(Dataset[tuple[Any, Any, Any, Any]]):
         """Batches of pairs for training, cut from memory without a DataLoader; arguments, errors: see `MaskPairs`."""
         return MaskPairs(self, batch_size, seed=seed, batches=batches, rank=rank, world_size=world_size, device=device)
 
-    def transitions(self) -> Float32[Array, "pairs 3"]:
-        """z~ - z of all pairs: each anchor with each d of 1..max_delta_t, which are all as likely.
+    def transitions(self, max_delta_t: int | None = None) -> Float32[Array, "pairs 3"]:
+        """z~ - z of all pairs: each anchor with each d of 1..max_delta_t (the dataset's own), which are all as likely.
 
-        Their histograms, in pixels, show how sparse the motion is (Klindt et al. 2021).
+        Their histograms, in pixels, show how sparse the motion is (Klindt et al. 2021). Raises SpecError for a distance
+        that is none.
         """
-        steps = np.arange(1, self.max_delta_t + 1)
+        steps = np.arange(1, (self.max_delta_t if max_delta_t is None else _checked_distance(max_delta_t)) + 1)
         positives = np.minimum(self.anchors[:, None] + steps, self._ends[:, None])
         moved: Array = self.latents[positives] - self.latents[self.anchors][:, None]
         return moved.reshape(-1, len(self.factors))
@@ -320,6 +319,12 @@ def _on(part: Tensor, device: Device) -> Tensor:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise SpecError(f"device={str(device)!r}: {reason}; expected e.g. cpu, cuda or cuda:0") from None
+
+
+def _checked_distance(max_delta_t: int) -> int:
+    if whole("max_delta_t", max_delta_t, 1) > MAX_DELTA_T:
+        raise SpecError(f"max_delta_t = {max_delta_t}: expected at most {MAX_DELTA_T} frames of {FRAME_SECONDS} s")
+    return int(max_delta_t)
 
 
 def find_pickle(root: str | os.PathLike[str] | None, download: bool = False) -> Path:

@@ -117,6 +117,16 @@ def test_the_number_format_holds_within_and_ends_after(
         torch.set_float32_matmul_precision(here)
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_convolutions_are_in_tf32_only_where_it_is_asked_for(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", before)
+    expected: dict[Precision, bool] = {"float32": False, "tf32": True, "bf16": False}
+    for precision, within in expected.items():
+        with precision_context(precision, CPU):
+            assert torch.backends.cudnn.allow_tf32 == within
+        assert torch.backends.cudnn.allow_tf32 == before
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_gpu_has_a_name_and_its_formats_differ() -> None:

@@ -15,6 +15,7 @@ from ident3d.baselines.paper import (
     THREEDIDENT_ROWS,
     MLPRow,
     Published,
+    kitti_row,
     mlp_row,
 )
 from ident3d.errors import SpecError
@@ -120,3 +121,18 @@ def test_other_rows_are_refused_with_those_that_there_are(row: object) -> None:
         mlp_row(row)  # type: ignore[arg-type]
     assert all(known.row in str(caught.value) for known in MLP_ROWS)
     assert repr(row) in str(caught.value)
+
+
+def test_a_row_of_table_3_by_its_name() -> None:
+    assert [kitti_row(row.row) for row in KITTI_ROWS] == list(KITTI_ROWS)
+    assert kitti_row("3.10") is KITTI_ROWS[-1]
+    assert kitti_row("3.1") is KITTI_ROWS[0]
+
+
+@pytest.mark.parametrize("row", ["3.11", "3.0", "2.1", "", "3.1 ", "3", "3.01", 3.1, 3, None, ["3.1"]])
+def test_other_rows_of_table_3_are_refused_with_those_that_there_are(row: object) -> None:
+    with pytest.raises(SpecError) as caught:
+        kitti_row(row)  # type: ignore[arg-type]
+    listed = ", ".join(known.row for known in KITTI_ROWS)
+    hint = "" if isinstance(row, str) else "a text, e.g. '3.1': "
+    assert str(caught.value) == f"row = {row!r}: expected {hint}one of {listed}"

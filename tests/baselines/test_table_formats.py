@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 
@@ -73,3 +74,28 @@ def test_nothing_of_a_figure_is_cut_off_or_overlaps(title: str) -> None:
         assert box.y1 <= figure.bbox.height, text
     for (one, a), (other, b) in itertools.combinations(boxes, 2):
         assert not a.overlaps(b), (one, other)
+
+
+def test_a_long_title_goes_on_below_and_not_past_the_table() -> None:
+    wide = dataclasses.replace(SHEET, headings=("name", "a long heading " * 8, "n"))
+    short, long = (to_figure(dataclasses.replace(wide, title=title)) for title in ("A title", "word " * 50))
+    assert long.get_figwidth() == short.get_figwidth()
+    assert long.get_figheight() > short.get_figheight()
+    titles = [text for text in long.axes[0].texts if "word" in text.get_text()]
+    assert len(titles) > 1
+    assert " ".join(text.get_text() for text in titles).split() == ["word"] * 50
+    assert {text.get_fontweight() for text in titles} == {"bold"}
+
+
+def test_a_narrow_table_leaves_its_title_some_width() -> None:
+    title = "A title somewhat wider than the table"
+    for headings in (("a", "b"), ("a" * 30, "b" * 30)):
+        figure = to_figure(Sheet(title, headings, (("1", "2"),)))
+        assert title in [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_a_single_long_word_is_a_title() -> None:
+    figure = to_figure(dataclasses.replace(SHEET, title="w" * 150))
+    figure.canvas.draw()
+    (title,) = (text for text in figure.axes[0].texts if text.get_text() == "w" * 150)
+    assert title.get_window_extent().x1 <= figure.bbox.width

@@ -95,6 +95,17 @@ def test_anchors_are_all_frames_but_the_last_of_each_sequence(kitti_folder: Path
         assert len(data) == len(data.anchors)
 
 
+@pytest.mark.parametrize("max_delta_t", [1, 5, 100])
+def test_transitions_of_any_distance_are_those_of_a_dataset_of_it(kitti_folder: Path, max_delta_t: int) -> None:
+    expected = KittiMasks(kitti_folder, max_delta_t=max_delta_t).transitions()
+    found = KittiMasks(kitti_folder, max_delta_t=2).transitions(max_delta_t)
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == np.float32
+    for bad in (0, 1001):
+        with pytest.raises(SpecError, match=f"max_delta_t = {bad}: expected"):
+            KittiMasks(kitti_folder).transitions(bad)
+
+
 @pytest.mark.parametrize("max_delta_t", [1, 2, 5, 1000])
 def test_a_positive_is_up_to_max_delta_t_later_or_its_sequences_last(kitti_folder: Path, max_delta_t: int) -> None:
     data = KittiMasks(kitti_folder, max_delta_t=max_delta_t)
