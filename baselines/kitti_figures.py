@@ -62,8 +62,10 @@ def _traversal(task: KittiTask, model: SlowVAE, score: MCCScore, title: str) -> 
         return probabilities
 
     labels = [f"code {k}{_factor_of(score, k)}\nKL {kl:.2f} nats" for k, kl in enumerate(spent)]
-    # The middle of the codes is a mask as they come; a posterior's mean of one mask would show that mask's oddities.
-    return traversal_figure(decode, mean.mean(0).numpy(), mean.std(0).numpy(), labels, title=title)
+    # From a mask as they come: the mean of all codes need not be near any.
+    spread = mean.std(0)
+    usual = int(((mean - mean.mean(0)) / spread.clamp_min(1e-9)).square().sum(1).argmin())
+    return traversal_figure(decode, mean[usual].numpy(), spread.numpy(), labels, title=title)
 
 
 def _factor_of(score: MCCScore, code: int) -> str:

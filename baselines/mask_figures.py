@@ -151,39 +151,39 @@ def _course(
 
 def traversal_figure(
     decode: Decode,
-    mean: Real[Array, " dim"],
+    start: Real[Array, " dim"],
     spread: Real[Array, " dim"],
     labels: Sequence[str],
     *,
     title: str,
-    reach: float = 3.0,
+    reach: float = 2.0,
     steps: int = 9,
 ) -> Figure:
-    """What a decoder makes of each code: a row a code, from low to high, all other codes held at their means.
+    """What a decoder makes of each code: a row a code, from low to high, all other codes held.
 
     Args:
         decode: from codes, float64 (n, dim), to the probabilities of pixels, (n, 64, 64); called once.
-        mean: (dim,), where codes are held.
+        start: (dim,), where codes are held, such as those of a mask.
         spread: (dim,), of each code the standard deviation that it is moved by, 0 or more.
         labels: of the rows, one a code.
         title: what was trained on what; a line or more above all.
         reach: how many standard deviations to go to either side, above 0.
-        steps: pictures a row, at least 2; where they are odd, the one in the middle is at the mean.
+        steps: pictures a row, at least 2; where they are odd, the one in the middle is the start.
 
     Raises:
         SpecError: a value out of range, numbers of codes that disagree, values that are not finite, or a decoder that
             returns something else than probabilities of this shape.
     """
-    centre, scale = vector("mean", mean), vector("spread", spread)
+    centre, scale = vector("start", start), vector("spread", spread)
     _check_rows(centre, scale, labels)
     if isinstance(reach, bool) or not 0 < reach < math.inf:
         raise SpecError(f"reach = {reach!r}: expected a finite number above 0")
     offsets = np.linspace(-reach, reach, whole("steps", steps, 2))
     pictures = _decoded(decode, centre, scale, offsets)
     text = (
-        f"Each row moves one code from {reach:g} standard deviations (sd) below its mean to {reach:g} above; all other "
-        "codes stay at their means. Grey: the probability that the decoder gives each pixel of being part of the mask, "
-        "black 0, white 1. A row in which nothing changes belongs to a code that is not in use."
+        f"Each row moves one code from {reach:g} standard deviations (sd) below the start to {reach:g} above; the "
+        "other codes stay. Grey: the probability that the decoder gives each pixel of being part of the mask, black 0, "
+        "white 1. A row in which nothing changes belongs to a code that is not in use."
     )
     names = ["\n".join(textwrap.fill(line, LABEL) for line in label.split("\n")) for label in labels]
     longest = max(len(line) for name in names for line in name.split("\n"))
@@ -197,24 +197,24 @@ def traversal_figure(
         row[0].set_ylabel(name, fontsize=8.5, rotation=0, ha="right", va="center", labelpad=4, parse_math=False)
     for k, ax in enumerate(axes[0]):
         moved = f"{offsets[k]:+.3g} sd".replace("-", "\N{MINUS SIGN}")
-        ax.set_title("mean" if 2 * k + 1 == steps else moved, fontsize=8.5)
+        ax.set_title("start" if 2 * k + 1 == steps else moved, fontsize=8.5)
     return figure
 
 
-def _check_rows(mean: Float64[Array, " dim"], spread: Float64[Array, " other"], labels: Sequence[str]) -> None:
+def _check_rows(start: Float64[Array, " dim"], spread: Float64[Array, " other"], labels: Sequence[str]) -> None:
     for name, count in (("spread", len(spread)), ("labels", len(labels))):
-        if count != len(mean):
-            raise SpecError(f"{name} has {count} entries: expected {len(mean)}, one a code, as mean has")
+        if count != len(start):
+            raise SpecError(f"{name} has {count} entries: expected {len(start)}, one a code, as start has")
     if (spread < 0).any():
         raise SpecError(f"spread of code {int(spread.argmin())} is {spread.min():g}: expected at least 0")
 
 
 def _decoded(
-    decode: Decode, mean: Float64[Array, " dim"], spread: Float64[Array, " dim"], offsets: Float64[Array, " steps"]
+    decode: Decode, start: Float64[Array, " dim"], spread: Float64[Array, " dim"], offsets: Float64[Array, " steps"]
 ) -> Float64[Array, "dim steps 64 64"]:
     """The pictures of each code at each offset."""
-    dim, steps = len(mean), len(offsets)
-    codes = np.tile(mean, (dim, steps, 1))
+    dim, steps = len(start), len(offsets)
+    codes = np.tile(start, (dim, steps, 1))
     codes[np.arange(dim), :, np.arange(dim)] += spread[:, None] * offsets
     found = np.asarray(decode(codes.reshape(-1, dim)), dtype=np.float64)
     if found.shape != (dim * steps, SIDE, SIDE):

@@ -57,7 +57,7 @@ def decode(codes: Array) -> Array:
 
 
 def traversed(dim: int = DIM, **options: Any) -> Figure:
-    given = {"mean": np.zeros(dim), "spread": np.ones(dim), "labels": LABELS, "title": "SlowVAE", **options}
+    given = {"start": np.zeros(dim), "spread": np.ones(dim), "labels": LABELS, "title": "SlowVAE", **options}
     return traversal_figure(given.pop("decode", decode), **given)
 
 
@@ -175,12 +175,12 @@ def test_each_row_moves_its_own_code_and_no_other() -> None:
     np.testing.assert_allclose(pictures(axes.flat), decode(codes.reshape(-1, 3)))
     assert {image.get_clim() for ax in figure.axes for image in ax.images} == {(0, 1)}
     headings = [ax.get_title().replace("\N{MINUS SIGN}", "-") for ax in axes[0]]
-    assert headings == ["-2 sd", "-1 sd", "mean", "+1 sd", "+2 sd"]
+    assert headings == ["-2 sd", "-1 sd", "start", "+1 sd", "+2 sd"]
     assert [ax.get_ylabel() for ax in axes[:, 0]] == LABELS[:3]
-    assert "from 2 standard deviations (sd) below its mean to 2 above" in said(figure)
+    assert "from 2 standard deviations (sd) below the start to 2 above" in said(figure)
 
 
-def test_without_a_middle_no_column_is_the_mean() -> None:
+def test_without_a_middle_no_column_is_the_start() -> None:
     headings = [
         ax.get_title().replace("\N{MINUS SIGN}", "-")
         for ax in traversed(2, labels=LABELS[:2], steps=4, reach=1.5).axes[:4]
@@ -194,9 +194,9 @@ def test_without_a_middle_no_column_is_the_mean() -> None:
         ({"labels": LABELS[1:]}, "labels has 4 entries: expected 5"),
         ({"spread": np.ones(6)}, "spread has 6 entries: expected 5"),
         ({"spread": np.array([1, 1, -0.5, -2, 1])}, "spread of code 3 is -2"),
-        ({"mean": np.array([0, 0, np.inf, 0, 0])}, "mean: entry 2 is inf"),
+        ({"start": np.array([0, 0, np.inf, 0, 0])}, "start: entry 2 is inf"),
         ({"spread": np.array([np.nan, 1, 1, 1, 1])}, "spread: entry 0 is nan"),
-        ({"mean": np.zeros((1, 5))}, "mean of shape (1, 5)"),
+        ({"start": np.zeros((1, 5))}, "start of shape (1, 5)"),
         ({"reach": 0.0}, "reach = 0.0"),
         ({"reach": np.nan}, "reach = nan"),
         ({"steps": 1}, "steps = 1"),
