@@ -37,7 +37,7 @@ class KittiSettings:
         magnitude: the radius or bounds of the model space at first.
         parametrisation: whether the parameters are the radius or bounds themselves, or their logarithms.
         beta: of slowvae, the weight of the KL to the standard normal.
-        gamma: of slowvae, the weight of the KL to the transition prior; 0 makes it a beta-VAE.
+        gamma: of slowvae, the weight of the KL to the transition prior; 0 makes it a beta-VAE of weight beta / 2.
         rate: of slowvae's transition prior, a Laplace law.
         batch: pairs a step: 32, the paper's batch of 64 masks.
         samples: masks that are scored.

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Num
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -79,10 +79,21 @@ class SeedConv(nn.Module):
         return functional.conv2d(x, *parameters, self.stride, self.padding, groups=groups)
 
 
+def _channels_last(x: Tensor) -> Tensor:
+    """The order of memory that convolutions on the CPU are fastest in, and half precision on a GPU.
+
+    Of one channel or one pixel torch's own `contiguous` sees no difference between the orders, and the layers to come
+    would go on in the other.
+    """
+    _, c, h, w = x.shape
+    if c == 1 or h == w == 1:
+        return x.contiguous().as_strided(x.shape, (c * h * w, 1, w * c, c))
+    return x.contiguous(memory_format=torch.channels_last)
+
+
 def _run(layers: Sequence[SeedConv], x: Tensor, parameters: Sequence[tuple[Tensor, Tensor]], groups: int) -> Tensor:
     """Layers with ReLU between them."""
-    # The order of memory that the CPU's convolutions are fastest in.
-    x = x.contiguous(memory_format=torch.channels_last)
+    x = _channels_last(x)
     for k, (layer, own) in enumerate(zip(layers, parameters, strict=True)):
         x = layer(x if k == 0 else x.relu_(), own, groups)
     return x
@@ -127,7 +138,7 @@ class MaskEncoder(nn.Module):
         self.linear = BatchedLinear(CHANNELS[-1], dim_out, seeds=seeds, key="masks/encoder/linear")
         self.output = output
 
-    def forward(self, masks: Num[Tensor, "seeds batch 1 64 64"]) -> Float[Tensor, "seeds batch codes"]:
+    def forward(self, masks: Shaped[Tensor, "seeds batch 1 64 64"]) -> Float[Tensor, "seeds batch codes"]:
         """Codes of masks of 0 and 1, of any type.
 
         Raises:

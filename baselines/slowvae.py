@@ -20,9 +20,13 @@ Under both posteriors z_2 - z_1 is normal with mean d = m_2 - m_1 and variance v
 value of such a variable (the folded normal law) is sqrt(2 v / pi) e^{-d^2 / 2v} + d erf(d / sqrt(2 v)). So nothing is
 sampled but what is decoded.
 
-Both ways in time: the prior is symmetric, so either frame may be the first. Each frame is taken once as the first (the
-KL to the standard normal) and once as the second (the KL to the transition from its partner); the loss is the mean over
-frames. With gamma = 0 it is that of a beta-VAE (Higgins et al. 2017).
+Both ways in time: the prior is symmetric, so either frame may be the first. The loss is the negative bound of a pair,
+averaged over both orders: with terms that are means over the two frames,
+
+    2 reconstruction + beta normal + gamma transition.
+
+With gamma = 0 it is that of a beta-VAE (Higgins et al. 2017) whose weight is beta / 2, as one frame of the two has a
+standard normal prior: beta = 2 makes it a plain VAE.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Num
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -87,7 +91,7 @@ def transition_kl(
 
 
 def bernoulli_nll(
-    logits: Float[Tensor, "*batch 1 64 64"], masks: Num[Tensor, "*batch 1 64 64"]
+    logits: Float[Tensor, "*batch 1 64 64"], masks: Shaped[Tensor, "*batch 1 64 64"]
 ) -> Float[Tensor, "*batch"]:
     """-log p(x | z) in nats: summed over the pixels, each Bernoulli with the logits that were decoded.
 
@@ -115,13 +119,13 @@ class SlowVAETerms:
     transition: Float[Tensor, " seeds"]
 
     def loss(self, beta: float, gamma: float) -> Float[Tensor, " seeds"]:
-        """The negative evidence lower bound a frame, weighted."""
-        return self.reconstruction + beta * self.normal + gamma * self.transition
+        """The negative evidence lower bound of a pair, averaged over both orders in time, weighted."""
+        return 2 * self.reconstruction + beta * self.normal + gamma * self.transition
 
 
 def slowvae_terms(
     logits: Float[Tensor, "seeds frames 1 64 64"],
-    masks: Num[Tensor, "seeds frames 1 64 64"],
+    masks: Shaped[Tensor, "seeds frames 1 64 64"],
     mean: Float[Tensor, "seeds frames dim"],
     log_variance: Float[Tensor, "seeds frames dim"],
     rate: float,
@@ -172,13 +176,13 @@ class SlowVAE(nn.Module):
         self.decoder.compile(*args, **options)
 
     def posterior(
-        self, masks: Num[Tensor, "seeds frames 1 64 64"]
+        self, masks: Shaped[Tensor, "seeds frames 1 64 64"]
     ) -> tuple[Float[Tensor, "seeds frames dim"], Float[Tensor, "seeds frames dim"]]:
         """Means and logarithms of variances of q(z | x)."""
         mean, log_variance = self.encoder(masks).split(self.dim, -1)
         return mean, log_variance
 
-    def forward(self, masks: Num[Tensor, "seeds frames 1 64 64"]) -> Float[Tensor, "seeds frames dim"]:
+    def forward(self, masks: Shaped[Tensor, "seeds frames 1 64 64"]) -> Float[Tensor, "seeds frames dim"]:
         """The codes that are scored: the posteriors' means."""
         return self.posterior(masks)[0]
 
@@ -189,7 +193,7 @@ class SlowVAE(nn.Module):
 
     def terms(
         self,
-        masks: Num[Tensor, "seeds frames 1 64 64"],
+        masks: Shaped[Tensor, "seeds frames 1 64 64"],
         noise: Float[Tensor, "seeds frames dim"],
         rate: float,
     ) -> SlowVAETerms:

@@ -148,7 +148,7 @@ def plain_slowvae(encoder: nn.Module, decoder: nn.Module, masks: Tensor) -> Tens
     moved = (2 * v / math.pi).sqrt() * (-d.square() / (2 * v)).exp() + d * torch.erf(d / (2 * v).sqrt())
     entropy = 0.5 * (log_variance + math.log(2 * math.pi * math.e))
     transition = (6 * moved - math.log(3) - entropy).sum(1).mean()
-    loss: Tensor = reconstruction + normal + 10 * transition
+    loss: Tensor = 2 * reconstruction + normal + 10 * transition
     return loss
 
 

@@ -15,7 +15,9 @@ import pytest
 from jaxtyping import install_import_hook
 
 # Shapes in annotations are checked at run time, in the tests only. Before the first import of these modules.
-TENSORS = [f"ident3d.baselines.{name}" for name in ("encoders", "mixing", "negatives", "outputs", "whitening")]
+MASKS = ("kitti_task", "mask_figures", "mask_networks", "slowvae", "transition_figure")
+NETWORKS = ("encoders", "mixing", "negatives", "outputs", "whitening")
+TENSORS = [f"ident3d.baselines.{name}" for name in (*MASKS, *NETWORKS)]
 install_import_hook(["ident3d.datasets", "ident3d.figures", *TENSORS], "beartype.beartype")
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Literal
 
-import jaxtyping
 import pytest
 import torch
 from torch import Tensor, nn
@@ -53,14 +52,6 @@ OUTPUTS: dict[str, Callable[[int | None], OutputNormalisation]] = {
 
 def gradients(module: nn.Module) -> list[Tensor]:
     return [p.grad for p in module.parameters() if p.grad is not None]
-
-
-@pytest.fixture
-def unhooked() -> Iterator[None]:
-    """Annotations unchecked, as users have them, so that the library's own refusal is what is seen."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 # Linear layers.

@@ -211,6 +211,7 @@ def test_without_a_middle_no_column_is_the_start() -> None:
         ({"decode": lambda codes: np.nan * decode(codes)}, "decode returned nan"),
     ],
 )
+@pytest.mark.usefixtures("unhooked")
 def test_a_traversal_that_cannot_be_is_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(SpecError, match=re.escape(text)):
         traversed(**changes)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -28,14 +27,6 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def points(seeds: int, dim: int, n: int = 500, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(seeds, n, dim, generator=generator(9), dtype=dtype)
-
-
-@pytest.fixture
-def unhooked() -> Iterator[None]:
-    """Annotations unchecked, as users have them, so that the library's own refusal is what is seen."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.parametrize(("dtype", "atol"), DTYPES)

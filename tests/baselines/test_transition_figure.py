@@ -71,6 +71,7 @@ def test_exact_zeros_do_not_make_the_shape_collapse() -> None:
         (np.ones(3), np.inf, "rounding = inf"),
     ],
 )
+@pytest.mark.usefixtures("unhooked")
 def test_values_without_a_shape_are_refused(values: Any, rounding: float, text: str) -> None:
     with pytest.raises(SpecError, match=re.escape(text)):
         fitted_shape(values, rounding=rounding)
