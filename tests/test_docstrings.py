@@ -19,6 +19,7 @@ MODULES = [
     "dci",
     "ceilings",
     "baselines.evaluation",
+    "baselines.kitti_settings",
     "baselines.losses",
     "baselines.mixing",
     "baselines.outputs",

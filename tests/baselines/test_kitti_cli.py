@@ -319,7 +319,10 @@ def test_other_settings_are_of_no_row(changes: dict[str, Any]) -> None:
         (["--synthetic", "--model", "slowvae", "--model-space", "box"], "model_space = box with model = slowvae"),
         (["--synthetic", "--model", "slowvae", "--conditional", "normal"], "conditional = normal with model = slowvae"),
         (["--synthetic", "--conditional", "vmf"], "the dot product needs a sphere"),
-        (["--synthetic", "--conditional", "banana"], "model = 'banana': expected vmf, laplace, normal or gennorm"),
+        (
+            ["--synthetic", "--conditional", "banana"],
+            "conditional = 'banana': expected vmf, laplace, normal or gennorm",
+        ),
         (["--synthetic", "--conditional", "gennorm(0.5)"], "gennorm(P) with P of at least 1"),
         (["--synthetic", "--samples", "9999"], f"samples = 9999: {SYNTHETIC} has 397 masks; ask for at most as many"),
         (["--synthetic", "--row", "all", "--samples", "9999"], "samples = 9999"),
