@@ -27,7 +27,8 @@ from ident3d.baselines.kitti_task import KittiTask
 from ident3d.baselines.paper import KITTI_ROWS
 from ident3d.baselines.results import Result, load_result
 from ident3d.baselines.runs import RunFolder
-from ident3d.datasets.kitti_masks import FILE, KittiMasks
+from ident3d.datasets.kitti_masks import KittiMasks
+from ident3d.datasets.mask_pickle import FILE
 from ident3d.schema import to_plain
 
 ROOT = Path(__file__).resolve().parents[2]

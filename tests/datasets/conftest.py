@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ident3d.datasets.kitti_masks import FILE, KittiMasks
+from ident3d.datasets.kitti_masks import KittiMasks
+from ident3d.datasets.mask_pickle import FILE
 
 SMALL = {"synthetic": True, "sequences": 6, "frames": 12}
 

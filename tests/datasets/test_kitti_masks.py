@@ -17,7 +17,8 @@ import torch
 from scipy import stats  # type: ignore[import-untyped]
 from torch.utils.data import DataLoader
 
-from ident3d.datasets.kitti_masks import FILE, KITTI_FACTORS, KittiMasks
+from ident3d.datasets.kitti_masks import KITTI_FACTORS, KittiMasks
+from ident3d.datasets.mask_pickle import FILE
 from ident3d.datasets.silhouettes import make_silhouettes
 from ident3d.errors import SpecError
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ident3d.datasets.kitti_masks import FILE, KittiMasks, MaskPairs
+from ident3d.datasets.kitti_masks import KittiMasks, MaskPairs
+from ident3d.datasets.mask_pickle import FILE
 from ident3d.errors import DatasetError, SpecError
 
 SMALL = {"synthetic": True, "sequences": 6, "frames": 12}
