@@ -215,6 +215,8 @@ def settings_of(command: Kitti, row: str | None) -> KittiSettings:
 
 def row_of(settings: KittiSettings) -> str | None:
     """The row of table 3 that settings are of, by model, conditional, model space and time; None for other settings."""
+    if settings.model == "slowvae" and settings.gamma == 0:
+        return None  # a beta-VAE
     names = ("model", "model_space", "max_delta_t", *(("conditional",) if settings.model == "contrastive" else ()))
     for published in KITTI_ROWS:
         row = row_settings(published.row, "paper")

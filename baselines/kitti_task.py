@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -96,8 +97,7 @@ class KittiTask(Task):
         self.of, self.data, self.seeds, self.device = settings, data, check_seeds(seeds), device
         self.pairs = StepPairs(data, settings.batch, self.seeds, device)
         self.model = _model(settings, self.seeds).to(device)
-        some = torch.randperm(len(data.masks), generator=generator_of("kitti", "scores"))[: settings.samples]
-        self.scored = some.numpy()
+        self.scored = _scored(settings, data)
         self._latents = data.latents[self.scored]
 
     def losses(self, step: int) -> Tensor:
@@ -197,6 +197,11 @@ def _model(settings: KittiSettings, seeds: Sequence[int]) -> MaskEncoder | SlowV
     return MaskEncoder(settings.dim, seeds=seeds, output=output)
 
 
+def _scored(settings: KittiSettings, data: KittiMasks) -> Int64[Array, " masks"]:
+    order = torch.randperm(len(data.masks), generator=generator_of("kitti", "scores"))
+    return order[: settings.samples].numpy()
+
+
 def check_data(settings: KittiSettings, data: KittiMasks) -> None:
     """Refuse masks that an experiment cannot be run on.
 
@@ -211,9 +216,11 @@ def check_data(settings: KittiSettings, data: KittiMasks) -> None:
         raise SpecError(
             f"samples = {settings.samples}: {data.title} has {len(data.masks)} masks; ask for at most as many"
         )
-    for factor, column in zip(data.factors, data.latents.T, strict=True):
+    for factor, column in zip(data.factors, data.latents[_scored(settings, data)].T, strict=True):
         if (column == column[0]).all():
-            raise SpecError(f"{data.title}: {factor.name} is {column[0]:g} in all masks, so that no code can be scored")
+            raise SpecError(
+                f"{data.title}: {factor.name} is {column[0]:g} in all masks that are scored, so that no code can be"
+            )
 
 
 def data_facts(data: KittiMasks) -> dict[str, Any]:
@@ -224,6 +231,8 @@ def data_facts(data: KittiMasks) -> dict[str, Any]:
         "sequences": len(data.sequences) - 1,
         "frames": len(data.masks),
         "seed": data.seed if data.synthetic else None,
+        # Silhouettes are a function of the numbers above.
+        "latents": None if data.synthetic else hashlib.sha256(data.latents.tobytes()).hexdigest()[:16],
     }
 
 

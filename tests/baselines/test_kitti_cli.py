@@ -128,6 +128,7 @@ def test_a_run_on_the_pickle(here: Path, pickled: Path, capsys: Capture, monkeyp
     assert last.startswith(f"{folder.relative_to(here) / 'result.json'}: 2 steps in ")
     assert "SYNTHETIC" not in out + (folder / "result.json").read_text()
     facts = {"name": "kitti-masks", "synthetic": False, "sequences": 4, "frames": 91, "seed": None}
+    assert len(result.settings["data"].pop("latents")) == 16
     assert (result.settings["data"], result.extra["title"]) == (facts, "KITTI Masks")
     assert (result.row, result.preset, result.seeds) == ("3.2", "quick", (3, 4))
     monkeypatch.setattr(kitti_masks, "train", lambda *args: pytest.fail("trained"))
@@ -274,6 +275,8 @@ def test_masks_are_opened_once_for_each_distance(
 def test_a_rows_settings_are_of_the_row(row: str, preset: Any) -> None:
     assert row_of(row_settings(row, preset)) == row
     assert row_of(row_settings(row, preset, dim=4, batch=7, tau=0.5, gamma=1.0)) == row
+    if row_settings(row, preset).model == "slowvae":
+        assert row_of(row_settings(row, preset, gamma=0.0)) is None  # a beta-VAE
     assert settings_of(Kitti(row=row, preset=preset), row) == row_settings(row, preset)
     published = next(found for found in KITTI_ROWS if found.row == row)
     slow = published.model == "slowvae"
@@ -411,7 +414,7 @@ PICKLES: list[tuple[Callable[[], bytes], str]] = [
     (held(masks(1, 1), latents(1, 1)), "pedestrians[0] has 1 frame: expected at least 2, the frames of a pair"),
     (held(masks(50, 40, side=32), latents(50, 40)), "pedestrians[0] is bool (50, 32, 32): expected booleans (T, 64, 6"),
     (held(masks(90), latents(89)), "pedestrians_latents[0] is float32 (89, 3): expected numbers (90, 3)"),
-    (held(masks(50, 40), latents(50, 40)), "KITTI Masks: centre_y is 1 in all masks, so that no code can be scored"),
+    (held(masks(50, 40), latents(50, 40)), "KITTI Masks: centre_y is 1 in all masks that are scored"),
     (held(masks(90), [np.full((90, 3), math.nan, np.float32)]), "row 0 is [nan, nan, nan]: expected finite numbers"),
 ]
 
@@ -426,6 +429,18 @@ def test_pickles_that_cannot_be_used(
     assert words in line
     assert f"{tmp_path / FILE}" in line or "KITTI Masks: " in words
     assert list(here.iterdir()) == []
+
+
+def test_other_masks_are_another_run(here: Path, capsys: Capture, tmp_path: Path) -> None:
+    lists = MAKE["fabricate"](LENGTHS)
+    for name, shift in (("a", 0), ("b", 1)):
+        (tmp_path / name).mkdir()
+        moved = [latents + shift for latents in lists[1]]
+        (tmp_path / name / FILE).write_bytes(pickle.dumps({"pedestrians": lists[0], "pedestrians_latents": moved}))
+    assert call(["kitti", "--data", tmp_path / "a", *TINY, "--out", "run"], capsys)[0] == 0
+    assert "holds the result of another run" in refused(
+        ["kitti", "--data", tmp_path / "b", *TINY, "--out", "run"], capsys
+    )
 
 
 def test_folders_of_others(here: Path, pickled: Path, finished: Path, capsys: Capture) -> None:
