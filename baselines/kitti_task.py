@@ -219,7 +219,7 @@ def check_data(settings: KittiSettings, data: KittiMasks) -> None:
     for factor, column in zip(data.factors, data.latents[_scored(settings, data)].T, strict=True):
         if (column == column[0]).all():
             raise SpecError(
-                f"{data.title}: {factor.name} is {column[0]:g} in all masks that are scored, so that no code can be"
+                f"{data.title}: {factor.name} is {column[0]:g} in all masks that are scored: no code can match it"
             )
 
 

@@ -158,8 +158,10 @@ def in_turns(blocks: list[Block], rounds: int) -> list[float]:
     context = multiprocessing.get_context("spawn")
     for _ in range(rounds):
         for block, own in zip(blocks, times, strict=True):
-            with context.Pool(1, initializer=_may_have_children) as pool:
-                own.append(pool.apply(time_block, (block,)))
+            pool = context.Pool(1, initializer=_may_have_children)
+            own.append(pool.apply(time_block, (block,)))
+            pool.close()  # not terminated: its own workers would leave their semaphores behind
+            pool.join()
     return [median(own) for own in times]
 
 

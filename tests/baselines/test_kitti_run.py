@@ -122,7 +122,7 @@ def test_a_result_tells_all(tmp_path: Path, kind: str) -> None:
     result = run(settings, tmp_path, row="3.1", preset="quick")
     assert load_result(tmp_path) == result
     assert (result.experiment, result.row, result.preset, result.seeds) == ("kitti", "3.1", "quick", SEEDS)
-    facts = {"name": "synthetic-silhouettes", "synthetic": True, "sequences": 20, "seed": 0}
+    facts = {"name": "synthetic-silhouettes", "synthetic": True, "sequences": 20, "seed": 0, "latents": None}
     assert result.settings == {**to_plain(settings), "data": {**facts, "frames": len(silhouettes().masks)}}
     assert result.scores.keys() == result.per_factor.keys() == {"mcc_spearman", "mcc", "r2"}
     for name, values in result.scores.items():

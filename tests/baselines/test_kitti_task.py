@@ -280,5 +280,16 @@ def test_a_latent_that_never_changes_is_refused(column: int) -> None:
     name = KITTI_FACTORS.names[column]
     with pytest.raises(SpecError, match=rf"silhouettes, seed 0\): {name} is 21\.5 in all masks"):
         check_data(tiny(), data)
-    data.latents[-1, column] = 22.0
+    data.latents[::2, column] = 22.0
     check_data(tiny(), data)
+
+
+def test_what_is_not_scored_does_not_make_a_latent_change() -> None:
+    data = KittiMasks(synthetic=True, sequences=4, frames=30)
+    settings = tiny(samples=64)
+    scored = set(KittiTask(settings, data, [0], CPU).scored.tolist())
+    left_out = next(k for k in range(len(data.masks)) if k not in scored)
+    data.latents[:, 2] = 100.0
+    data.latents[left_out, 2] = 101.0
+    with pytest.raises(SpecError, match="area is 100 in all masks that are scored"):
+        check_data(settings, data)
