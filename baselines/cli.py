@@ -17,6 +17,7 @@ from ident3d.baselines.devices import Precision
 from ident3d.baselines.mlp_settings import MLPSettings, Mode, Preset, preset_settings, row_settings
 from ident3d.baselines.paper import SpaceName
 from ident3d.baselines.results import spread
+from ident3d.baselines.training_settings import seeds_of
 from ident3d.commands import run_command
 from ident3d.errors import SpecError
 
@@ -242,17 +243,6 @@ class Curves:
             )
             print(f"row {line.row}: paper has {level} after {line.paper_steps:,.0f} steps, {line.preset} {steps}")
         print(self.out.absolute())
-
-
-def seeds_of(count: int, first: int = 0) -> range:
-    """Seeds by their number.
-
-    Raises:
-        SpecError: fewer than one, or negative ones.
-    """
-    if count < 1 or first < 0:
-        raise SpecError(f"seeds = {count} from {first}: expected at least 1, from 0 or above")
-    return range(first, first + count)
 
 
 def settings_of(command: Any, row: str | None, preset: str) -> MLPSettings:

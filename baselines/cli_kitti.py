@@ -136,10 +136,9 @@ class Kitti:
 
     def train(self, settings: KittiSettings, row: str | None, out: Path, opened: dict[int, KittiMasks]) -> Result:
         """Train one experiment, print its scores, and keep the masks that were opened."""
-        from ident3d.baselines.cli import seeds_of
         from ident3d.baselines.kitti_masks import run_kitti
         from ident3d.baselines.results import spread
-        from ident3d.baselines.training_settings import RunOptions
+        from ident3d.baselines.training_settings import RunOptions, seeds_of
 
         seeds = seeds_of(self.seeds, self.first_seed)
         options = RunOptions(**{f.name: getattr(self, f.name) for f in dataclasses.fields(RunOptions)})

@@ -10,7 +10,7 @@ from ident3d.baselines.devices import Precision
 from ident3d.checks import one_of, whole
 from ident3d.errors import SpecError
 
-__all__ = ["RunOptions", "TrainingSettings"]
+__all__ = ["RunOptions", "TrainingSettings", "seeds_of"]
 
 MAX_STEPS = 10**9
 
@@ -88,3 +88,14 @@ class RunOptions:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise SpecError(f"{name} = {value!r}: expected a whole number of at least 1")
+
+
+def seeds_of(count: int, first: int = 0) -> range:
+    """Seeds by their number.
+
+    Raises:
+        SpecError: fewer than one, or negative ones.
+    """
+    if count < 1 or first < 0:
+        raise SpecError(f"seeds = {count} from {first}: expected at least 1, from 0 or above")
+    return range(first, first + count)
