@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ident3d.baselines.kitti_settings import what_of
@@ -25,19 +26,19 @@ LOOKED_AT = 2000
 """Scored masks from which the spread of a code and its KL are taken."""
 
 
-def run_figures(task: KittiTask, steps: int) -> Iterator[tuple[str, Figure]]:
+def run_figures(task: KittiTask, codes: Float[Tensor, "seeds masks dim"], steps: int) -> Iterator[tuple[str, Figure]]:
     """The figures by their file names.
 
     Args:
         task: trained, its model in evaluation mode.
+        codes: of the masks that are scored, as `task.codes()` gives them.
         steps: how long it was trained.
 
     Yields:
         transitions.png: how sparse the motion is, at the paper's two distances and the run's own; sequence.png: factors
         and codes over the longest sequence; of slowvae traversal.png: what each code does to a mask.
     """
-    data, codes = task.data, task.codes()[:1]
-    score = task.matched(codes)[0]
+    data, score = task.data, task.matched(codes[:1])[0]
     title = f"{what_of(task.of)}: {steps:,} steps, seed {task.seeds[0]}"
     yield "transitions.png", transition_figure(data, sorted({1, 5, task.of.max_delta_t}))
     longest = int(np.diff(data.sequences).argmax())

@@ -75,7 +75,7 @@ def _run(task: KittiTask, options: RunOptions, folder: RunFolder | None, about: 
     codes = task.codes()
     detailed = task.detailed_scores(codes)
     if folder is not None:
-        for name, figure in run_figures(task, trained.curve[-1]["step"]):
+        for name, figure in run_figures(task, codes, trained.curve[-1]["step"]):
             save_figure(figure, folder.path / name)
     return Result(
         experiment="kitti",

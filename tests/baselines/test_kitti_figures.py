@@ -22,7 +22,7 @@ def data() -> KittiMasks:
 
 def test_contrastive_models_leave_no_traversal(data: KittiMasks) -> None:
     task = KittiTask(KittiSettings(samples=200), data, [3, 4], CPU)
-    figures = dict(run_figures(task, 12))
+    figures = dict(run_figures(task, task.codes(), 12))
     assert list(figures) == ["transitions.png", "sequence.png"]
     assert data.title in figures["transitions.png"].get_suptitle()
     title = figures["sequence.png"].get_suptitle()
@@ -36,7 +36,7 @@ def test_contrastive_models_leave_no_traversal(data: KittiMasks) -> None:
 def test_slowvae_is_traversed_code_by_code(data: KittiMasks) -> None:
     task = KittiTask(KittiSettings(model="slowvae", samples=200, dim=4), data, [0, 1], CPU)
     task.model.eval()
-    figures = dict(run_figures(task, 5))
+    figures = dict(run_figures(task, task.codes(), 5))
     assert list(figures)[-1] == "traversal.png"
     figure = figures["traversal.png"]
     assert "SlowVAE" in figure.get_suptitle()
