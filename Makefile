@@ -5,11 +5,12 @@ BIN = $(VENV)/bin
 OUT ?= demo
 SHELL = /bin/bash
 .SHELLFLAGS = -eu -o pipefail -c
-.PHONY: demo test check system clean
+.PHONY: demo test test-slurm check system clean
 
 # What Blender's Python module loads: file names for ldconfig, Debian's package names for apt-get.
 SHARED_OBJECTS = libX11.so.6 libXrender.so.1 libXfixes.so.3 libXi.so.6 libxkbcommon.so.0 libSM.so.6 libICE.so.6 libGL.so.1
 LIBRARIES = libx11-6 libxrender1 libxfixes3 libxi6 libxkbcommon0 libsm6 libice6 libgl1
+SLURM = slurm-wlm munge
 
 demo: $(VENV)/.demo
 	$(BIN)/ident3d render $(OUT)/64px --samples 256 --resolution 64
@@ -31,6 +32,16 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test check
 	$(BIN)/python -m pytest
+
+# On a Slurm of one node, which the tests start in a temporary folder and end. Without one they are skipped.
+test-slurm: $(VENV)/.test
+	@if PATH="$$PATH:/usr/sbin" command -v slurmctld > /dev/null && PATH="$$PATH:/usr/sbin" command -v munged > /dev/null; \
+	then exit 0; fi; \
+	if ! command -v apt-get > /dev/null; then echo "skipped: slurmctld and munged are absent, and so is apt-get"; \
+	elif [ "$$(id -u)" = 0 ]; then apt-get update -q && apt-get install -yq $(SLURM); \
+	elif sudo -n true 2>/dev/null; then sudo apt-get update -q && sudo apt-get install -yq $(SLURM); \
+	else echo "skipped: slurmctld and munged are absent; as root: apt-get install $(SLURM)"; fi
+	$(BIN)/python -m pytest -m slurm tests/slurm
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .

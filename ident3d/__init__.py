@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from ident3d.factors import FACTORS, Categorical, Factor, Factors, FactorTable
     from ident3d.hub import pull, push
     from ident3d.metrics import dci, mcc, r2
-    from ident3d.render.dataset import RenderOptions, render_dataset
+    from ident3d.render.dataset import finalize, render_dataset, render_part
+    from ident3d.render.options import RenderOptions, SlurmOptions
     from ident3d.render.pictures import render_latents
     from ident3d.scene import SceneParams, SceneSpec, scene_params
     from ident3d.scenes import bundled_scenes, load_scene
@@ -63,6 +64,7 @@ __all__ = [
     "FACTORS",
     "Factors",
     "FactorTable",
+    "finalize",
     "GeneralizedNormal",
     "Ident3D",
     "Ident3DError",
@@ -85,6 +87,7 @@ __all__ = [
     "Real",
     "render_dataset",
     "render_latents",
+    "render_part",
     "RenderError",
     "RenderOptions",
     "scene_params",
@@ -94,6 +97,7 @@ __all__ = [
     "simclr",
     "Space",
     "SpecError",
+    "SlurmOptions",
     "Sphere",
     "TemporalCausal3DIdent",
     "ThreeDIdent",
@@ -128,7 +132,8 @@ _HOMES = {
     "factors": ("Categorical", "FACTORS", "Factor", "Factors", "FactorTable"),
     "hub": ("pull", "push"),
     "metrics": ("dci", "mcc", "r2"),
-    "render.dataset": ("RenderOptions", "render_dataset"),
+    "render.dataset": ("finalize", "render_dataset", "render_part"),
+    "render.options": ("RenderOptions", "SlurmOptions"),
     "render.pictures": ("render_latents",),
     "scene": ("SceneParams", "SceneSpec", "scene_params"),
     "scenes": ("bundled_scenes", "load_scene"),

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes, Positional, UseAppendAction, arg, subcommand
 
+from ident3d.cli_render import Finalize, Render
 from ident3d.commands import run_command
 from ident3d.conversion.options import ConvertOptions
-from ident3d.render.dataset import RenderOptions, render_dataset
+
+if TYPE_CHECKING:
+    from ident3d.shards.verify import Problem
 
 __all__ = ["main"]
-
-
-@dataclass(frozen=True)
-class Render(RenderOptions):
-    """Render a split of a dataset, or go on where the same command stopped."""
-
-    def run(self) -> None:
-        """Render, and say what is there now."""
-        manifest = render_dataset(self)
-        split = manifest.splits[self.split]
-        what = "pairs" if split.pairs else "pictures"
-        print(f"{self.out}: {split.samples} {what} of split {self.split} in {len(split.shards)} shards")
 
 
 @dataclass(frozen=True)
@@ -61,6 +52,8 @@ class Verify:
     Attributes:
         dataset: the dataset's folder.
         quick: checksums only; by default every picture is decoded too.
+        sample: check so many shards in full, and of the others name and size; says how sure one may be then.
+        seed: with --sample, what chooses the shards; another seed chooses others.
         repair: render again just what is damaged.
         blender_python: with --repair, an interpreter that has bpy, numpy and Pillow, if not this one.
         quiet: no progress bar.
@@ -68,6 +61,8 @@ class Verify:
 
     dataset: Positional[Annotated[Path, arg(metavar="DATASET")]]
     quick: FlagCreatePairsOff[bool] = False
+    sample: Annotated[int | None, arg(metavar="SHARDS")] = None
+    seed: int = 0
     repair: FlagCreatePairsOff[bool] = False
     blender_python: Annotated[str | None, arg(metavar="PATH")] = None
     quiet: FlagCreatePairsOff[bool] = False
@@ -75,20 +70,32 @@ class Verify:
     def run(self) -> int:
         """List what is wrong, mend it where asked; the exit status."""
         from ident3d.render.repair import repair_dataset
-        from ident3d.shards.verify import verify_dataset
 
-        problems = verify_dataset(self.dataset, quick=self.quick, quiet=self.quiet)
+        problems = self.check()
         for problem in problems:
             print(problem)
         if problems and self.repair:
             for line in repair_dataset(self.dataset, problems, self.blender_python, quiet=self.quiet):
                 print(line)
-            problems = verify_dataset(self.dataset, quick=self.quick, quiet=self.quiet)
+            problems = self.check()
             for problem in problems:
                 print(f"still: {problem}")
-        state = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}" if problems else "all is well"
+        well = "all is well" if self.sample is None else "nothing wrong in what was checked"
+        state = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}" if problems else well
         print(f"{self.dataset}: {state}")
         return 1 if problems else 0
+
+    def check(self) -> list[Problem]:
+        """All that is wrong; with --sample prints how far the check went."""
+        if self.sample is None:
+            from ident3d.shards.verify import verify_dataset
+
+            return verify_dataset(self.dataset, quick=self.quick, quiet=self.quiet)
+        from ident3d.shards.spot_check import verify_sample
+
+        report = verify_sample(self.dataset, self.sample, self.seed, quick=self.quick, quiet=self.quiet)
+        print("\n".join(report.lines()))
+        return report.problems
 
 
 @dataclass(frozen=True)
@@ -337,6 +344,7 @@ class Figure:
 
 Command = (
     Annotated[Render, subcommand("render")]
+    | Annotated[Finalize, subcommand("finalize")]
     | Annotated[Scenes, subcommand("scenes")]
     | Annotated[Verify, subcommand("verify")]
     | Annotated[Info, subcommand("info")]

@@ -17,8 +17,9 @@ __all__ = ["run_command"]
 def run_command(program: str, command: Callable[[], int | None]) -> NoReturn:
     """Run a command and end the process.
 
-    Exit status: what the command gives, 0 for None; 2 for an `Ident3DError`, whose text is printed; 130 for Ctrl-C,
-    with the text of the exception where it has one; 141 where nobody reads the output any more.
+    Exit status: what the command gives, 0 for None; 2 for an `Ident3DError`, whose text is printed; 130 for Ctrl-C (or
+    what the exception's `status` says), with the text of the exception where it has one; 141 where nobody reads the
+    output any more.
 
     Args:
         program: the name that messages begin with.
@@ -40,7 +41,7 @@ def run_command(program: str, command: Callable[[], int | None]) -> NoReturn:
     except KeyboardInterrupt as stop:
         if str(stop):
             print(f"\n{program}: {stop}", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(getattr(stop, "status", 130))
     except BrokenPipeError:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,26 +14,38 @@ from ident3d.errors import BusyError
 __all__ = ["file_lock"]
 
 
+PAUSE = 0.1
+
+
 @contextmanager
-def file_lock(path: Path, busy: str) -> Iterator[int]:
+def file_lock(path: Path, busy: str, *, shared: bool = False, wait: float = 0) -> Iterator[int]:
     """Hold a file against others; gives the descriptor, which children may inherit.
 
     The lock is the kernel's, so it ends with the last process that holds the descriptor, however it ends.
 
     Args:
-        path: the file, made if absent; it names the process that holds it.
+        path: the file, made if absent; it names the process that took it last.
         busy: the error's text, in which `{process}` is replaced.
+        shared: hold it together with others that do so, against those that want it alone.
+        wait: seconds to wait for it.
 
     Raises:
         BusyError: another holds it.
     """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     with open(path, "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            who = file.read().strip() or "unknown"
-            raise BusyError(busy.replace("{process}", who)) from None
+        left = wait
+        while True:
+            try:
+                fcntl.flock(file, kind | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if left <= 0:
+                    file.seek(0)
+                    who = file.read().strip() or "unknown"
+                    raise BusyError(busy.replace("{process}", who)) from None
+                time.sleep(PAUSE)
+                left -= PAUSE
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

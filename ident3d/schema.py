@@ -10,6 +10,8 @@ import contextlib
 import dataclasses
 import math
 import types
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from ident3d.errors import SpecError
@@ -35,8 +37,7 @@ def from_plain(cls: type[T], data: object, where: str = "") -> T:
     """
     if not isinstance(data, dict):
         raise SpecError(f"{where or 'the file'}: expected a table of keys, got {data!r}")
-    hints = get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cast(Any, cls))}
+    hints, fields = _table(cls)
     for key in data:
         if key not in fields:
             raise SpecError(f"{_join(where, key)}: unknown key; expected one of {', '.join(fields)}")
@@ -61,6 +62,12 @@ def to_plain(value: object) -> Any:
     if isinstance(value, (tuple, list)):
         return [to_plain(item) for item in value]
     return value
+
+
+@cache
+def _table(cls: Any) -> tuple[dict[str, Any], dict[str, dataclasses.Field[Any]]]:
+    """The types of a dataclass's fields, and the fields. Resolving the types takes longer than all else."""
+    return get_type_hints(cls), {f.name: f for f in dataclasses.fields(cls)}
 
 
 def _join(where: str, key: object) -> str:
@@ -90,7 +97,7 @@ def _convert(hint: Any, value: object, where: str) -> Any:
         return _convert_union(args, value, where, hint)
     if origin is tuple and isinstance(value, (list, tuple)):
         if args[-1] is Ellipsis:
-            return tuple(_convert(args[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+            return _convert_all(args[0], value, where)
         if len(value) == len(args):
             pairs = enumerate(zip(args, value, strict=True))
             return tuple(_convert(a, v, f"{where}[{i}]") for i, (a, v) in pairs)
@@ -106,6 +113,81 @@ def _convert(hint: Any, value: object, where: str) -> Any:
     elif hint is Any or type(value) is hint:
         return value
     raise SpecError(f"{where}: expected {_describe(hint)}, got {value!r}")
+
+
+def _convert_all(hint: Any, values: Sequence[object], where: str) -> tuple[Any, ...]:
+    """Convert the values of a list. Those that do not fit at once are taken slowly, for the path and the reason."""
+    quick = _quick(hint)
+    if quick is None:
+        return tuple(_convert(hint, value, f"{where}[{i}]") for i, value in enumerate(values))
+    made = []
+    for i, value in enumerate(values):
+        try:
+            made.append(quick(value))
+        except SpecError:
+            made.append(_convert(hint, value, f"{where}[{i}]"))
+    return tuple(made)
+
+
+@cache
+def _quick(hint: Any) -> Callable[[Any], Any] | None:
+    """A converter that knows no path and raises `SpecError` for whatever it does not take; None where there is none.
+
+    It takes texts, whole numbers and truths, lists of them, and dataclasses of them with every key given: what
+    manifests and summaries hold by the hundred thousand.
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if hint in (bool, int, str):
+        return _quick_scalar(hint)
+    if origin is tuple and args:
+        parts = [_quick(arg) for arg in args if arg is not Ellipsis]
+        if None not in parts:
+            known = [part for part in parts if part is not None]
+            return _quick_list(known[0]) if args[-1] is Ellipsis else _quick_row(known)
+    if dataclasses.is_dataclass(hint) and set(_table(hint)[0].values()) <= {bool, int, str}:
+        return _quick_record(hint)
+    return None
+
+
+def _quick_scalar(kind: type) -> Callable[[Any], Any]:
+    def convert(value: Any) -> Any:
+        if type(value) is not kind:
+            raise SpecError
+        return value
+
+    return convert
+
+
+def _quick_list(part: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def convert(value: Any) -> Any:
+        if type(value) is not list:
+            raise SpecError
+        return tuple([part(item) for item in value])
+
+    return convert
+
+
+def _quick_row(parts: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    def convert(value: Any) -> Any:
+        if type(value) is not list or len(value) != len(parts):
+            raise SpecError
+        return tuple([part(item) for part, item in zip(parts, value, strict=True)])
+
+    return convert
+
+
+def _quick_record(cls: Any) -> Callable[[Any], Any]:
+    kinds = tuple(_table(cls)[0].items())
+
+    def convert(value: Any) -> Any:
+        if type(value) is not dict or len(value) != len(kinds):
+            raise SpecError
+        for name, kind in kinds:
+            if type(value.get(name)) is not kind:
+                raise SpecError
+        return cls(**value)
+
+    return convert
 
 
 def _convert_union(args: tuple[Any, ...], value: object, where: str, hint: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterable, Sequence
@@ -20,48 +19,25 @@ from ident3d.conversion.sources import Extra, ShardSource, Source
 from ident3d.conversion.to_shards import ShardConversion, places_before
 from ident3d.errors import DatasetError
 from ident3d.factors import Categorical
-from ident3d.files import array_sha256, sync_folder, write_atomic, write_json
+from ident3d.files import array_sha256, write_atomic, write_json
 from ident3d.render.plan import SPLITS
 from ident3d.schema import from_plain, to_plain
 from ident3d.shards.card import card_text
 from ident3d.shards.manifest import (
     FORMAT,
     Manifest,
-    ShardEntry,
+    ShardTally,
     SplitEntry,
-    pixel_statistics,
     write_manifest,
 )
 from ident3d.shards.pull import fetch_scene
 from ident3d.shards.remote import RemoteLocation
-from ident3d.shards.summary import ShardSummary, file_sha256
+from ident3d.shards.summary import ShardSummary, file_sha256, write_index, write_rows
 
-__all__ = ["clear", "finish_dataset", "finish_split", "missing_shard", "save_entry", "saved_entry", "write_rows"]
+__all__ = ["clear", "finish_dataset", "finish_split", "missing_shard", "save_entry", "saved_entry"]
 
 PIECE = 1 << 16
 """Rows of an array held at once."""
-
-
-def write_rows(path: Path, shape: tuple[int, ...], dtype: Any, blocks: Iterable[NDArray[Any]]) -> str:
-    """Write a .npy piece by piece, whole or not at all; returns its sha256.
-
-    Args:
-        path: the file.
-        shape: of the array.
-        dtype: of the array.
-        blocks: its rows, in order.
-    """
-    part = path.with_name(f".{path.name}.part")
-    with open(part, "wb") as file:
-        header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
-        for block in blocks:
-            file.write(np.ascontiguousarray(block, dtype).data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    sync_folder(path.parent)
-    return file_sha256(path)
 
 
 def _kept_rows(conversion: ShardConversion, array: NDArray[Any]) -> Iterable[NDArray[Any]]:
@@ -78,7 +54,8 @@ def finish_split(conversion: ShardConversion) -> SplitEntry:
     source, plan, target = conversion.source, conversion.plan, conversion.target
     data, count, width = source.data, conversion.samples, len(source.data.columns)
     shards = -(-count // plan.shard_size)
-    summaries = [_summary(conversion, shard)[0] for shard in range(shards)]
+    tally = ShardTally(lambda shard: conversion.path(shard).name)
+    summaries = tally.through(_summary(conversion, shard) for shard in range(shards))
     sums = {"latents": write_rows(target / "latents.npy", (count, width), "<f4", _kept_rows(conversion, data.latents))}
     if source.pairs:
         assert data.pair_latents is not None
@@ -87,10 +64,9 @@ def finish_split(conversion: ShardConversion) -> SplitEntry:
     if data.categorical:
         rows = _kept_rows(conversion, data.categories)
         sums["kinds"] = write_rows(target / "categories.npy", (count, len(data.categorical)), "<i8", rows)
-    offsets = (_summary(conversion, shard)[1] for shard in range(shards))
-    sums["index"] = write_rows(target / "index.npy", (count, len(conversion.members), 2), "<i8", offsets)
+    sums["index"] = write_index(target / "index.npy", count, len(conversion.members), summaries)
     extras = {name: _write_extra(conversion, name, extra) for name, extra in source.extras().items()}
-    mean, std = pixel_statistics(summaries, plan.resolution, 2 if source.pairs else 1)
+    mean, std = tally.statistics(plan.resolution, 2 if source.pairs else 1)
     return SplitEntry(
         samples=count,
         shard_size=plan.shard_size,
@@ -100,9 +76,7 @@ def finish_split(conversion: ShardConversion) -> SplitEntry:
         index_sha256=sums["index"],
         mean=mean,
         std=std,
-        shards=tuple(
-            ShardEntry(conversion.path(k).name, s.samples, s.bytes, s.sha256) for k, s in enumerate(summaries)
-        ),
+        shards=tuple(tally.shards),
         pairs=source.pairs,
         members=conversion.members,
         pair_latents_sha256=sums.get("pairs", ""),
@@ -128,11 +102,8 @@ def _left_out(conversion: ShardConversion) -> tuple[int, ...]:
     return tuple(sorted([*earlier, *now.tolist()]))
 
 
-def _summary(conversion: ShardConversion, shard: int) -> tuple[ShardSummary, NDArray[np.int64]]:
-    """A shard's summary and, as an array, its offsets: as tuples those of 250,000 samples would fill 100 MB."""
-    found = json.loads(conversion.sidecar(shard).read_text(encoding="utf-8"))
-    offsets = np.array(found["offsets"], np.int64)
-    return from_plain(ShardSummary, {**found, "offsets": []}), offsets
+def _summary(conversion: ShardConversion, shard: int) -> ShardSummary:
+    return from_plain(ShardSummary, json.loads(conversion.sidecar(shard).read_text(encoding="utf-8")))
 
 
 def _write_extra(conversion: ShardConversion, name: str, extra: Extra) -> str:

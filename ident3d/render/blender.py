@@ -48,6 +48,8 @@ class Renderer:
     Attributes:
         device: what renders: `CPU` or one of DEVICES.
         gpus: how many of that kind there are; 0 for the CPU.
+        model: the GPU's name, such as NVIDIA H200; empty for the CPU.
+        warning: why the CPU renders where a GPU was looked for, or nothing.
 
     Raises:
         SpecError: a mesh that Blender cannot read or that holds no face.
@@ -73,8 +75,30 @@ class Renderer:
         self.object_colour = _add_material(self.object, spec.object)
         self.ground_colour = _add_material(self.ground, spec.ground)
         _configure(self.scene, settings, resolution, threads)
-        self.device, self.gpus = _choose_device(self.scene, device, gpu)
         self._output = _Output(self.scene)
+        self.device, self.gpus, self.model = _choose_device(self.scene, device, gpu)
+        self.warning = ""
+        if device == "auto":
+            self._check_gpu(resolution)
+
+    def _check_gpu(self, resolution: int) -> None:
+        """Fall back on the CPU where the GPU that Blender names cannot render: an old driver shows no earlier."""
+        if not self.gpus:
+            # Only where there seems to be one: on most laptops this would be said at every call.
+            if os.environ.get("CUDA_VISIBLE_DEVICES") or Path("/dev/nvidia0").exists() or Path("/dev/kfd").exists():
+                self.warning = "there is a GPU, but none that Cycles can use; rendering on the CPU"
+            return
+        render, samples = self.scene.render, self.scene.cycles.samples
+        render.resolution_x = render.resolution_y = 8
+        self.scene.cycles.samples = 1
+        try:
+            bpy.ops.render.render(write_still=True)
+            self._output.read()
+        except (RuntimeError, OSError) as error:
+            self.warning = f"{self.model} ({self.device}) failed: {str(error).strip()}; rendering on the CPU"
+            self.device, self.gpus, self.model = _choose_device(self.scene, "cpu", 0)
+        render.resolution_x = render.resolution_y = resolution
+        self.scene.cycles.samples = samples
 
     def render(self, params: SceneParams, seed: int) -> NDArray[np.uint8]:
         """One picture.
@@ -272,14 +296,15 @@ def _configure(scene: Any, settings: RenderSettings, resolution: int, threads: i
     scene.view_settings.look = "None"
 
 
-def _choose_device(scene: Any, wanted: str, gpu: int) -> tuple[str, int]:
+def _choose_device(scene: Any, wanted: str, gpu: int) -> tuple[str, int, str]:
     """Switch to the wanted device, or for `auto` to the fastest kind of GPU, or to the CPU where there is none.
 
-    Returns the kind, and how many GPUs of it there are.
+    Returns the kind, how many GPUs of it there are, and the chosen one's name.
     """
     scene.cycles.device = "CPU"
+    scene.cycles.denoising_use_gpu = False
     if wanted == "cpu":
-        return "CPU", 0
+        return "CPU", 0, ""
     preferences = bpy.context.preferences.addons["cycles"].preferences
     for kind in DEVICES if wanted == "auto" else (wanted.upper(),):
         found = _gpus(preferences, kind)
@@ -288,9 +313,9 @@ def _choose_device(scene: Any, wanted: str, gpu: int) -> tuple[str, int]:
                 device.use = i == gpu % len(found)
             scene.cycles.device = "GPU"
             scene.cycles.denoising_use_gpu = True
-            return kind, len(found)
+            return kind, len(found), found[gpu % len(found)].name
     if wanted == "auto":
-        return "CPU", 0
+        return "CPU", 0, ""
     raise RenderError(f"device {wanted!r}: Blender finds none on this machine; use --device auto or --device cpu")
 
 

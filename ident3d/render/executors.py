@@ -1,143 +1,78 @@
-"""Running the shards of a plan in local worker processes."""
+"""What runs the shards of a plan: one protocol, an engine for this machine (`local`), and one for Slurm (`slurm`)."""
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from ident3d.render.plan import ShardJob
-from ident3d.render.process import WorkerDied, WorkerProcess
 
-__all__ = ["Failure", "run_local"]
+__all__ = ["Executor", "Failure", "OnEvent", "Outcome", "run_shards"]
+
+OnEvent = Callable[[dict[str, Any]], None]
+"""Called in the thread that waits for outcomes, with what workers report and the shard's number in it: `picture` with a
+sample's `index`, and others; see `render.worker`. A `note` has a `text` for the progress bar instead."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A shard that could not be finished, the sample that Blender died on twice (None: before any), and the news."""
+    """What of a shard could not be rendered: a sample that Blender failed at twice, or where that is None the whole of
+    it; and the news."""
 
     shard: int
     sample: int | None
     message: str
 
-
-class _Pool:
-    """Worker processes, one thread each that feeds it; all events arrive in one queue."""
-
-    def __init__(self, jobs: Sequence[ShardJob], first: WorkerProcess, spawn: Callable[[int], WorkerProcess]) -> None:
-        self.jobs: queue.SimpleQueue[ShardJob] = queue.SimpleQueue()
-        for job in jobs:
-            self.jobs.put(job)
-        self.spawn = spawn
-        self.workers: dict[int, WorkerProcess] = {0: first}
-        self.stopping = False
-        self.lock = threading.Lock()
-        self.events: queue.SimpleQueue[dict[str, Any] | BaseException | Failure | None] = queue.SimpleQueue()
-
-    def serve(self, number: int) -> None:
-        """Take jobs until none is left. Ends with None in the queue, after an exception where one stopped it."""
-        try:
-            while not self.stopping:
-                try:
-                    job = self.jobs.get_nowait()
-                except queue.Empty:
-                    break
-                failure = self.run(number, job)
-                if failure is not None:
-                    self.events.put(failure)
-        except BaseException as error:
-            self.events.put(error)
-        finally:
-            self.events.put(None)
-
-    def run(self, number: int, job: ShardJob) -> Failure | None:
-        """One shard, in a fresh process after each crash; given up when two crash on the same sample."""
-        crashes: dict[int | None, int] = {}
-        while True:
-            sample: int | None = None
-            try:
-                worker = self.worker(number)
-                worker.send({"shard": asdict(job)})
-                for event in worker.until("shard"):
-                    sample = event.get("index") if event["event"] == "start" else None
-                    self.events.put({**event, "shard": job.shard})
-                return None
-            except WorkerDied as death:
-                if self.stopping:
-                    return None
-                self.drop(number)
-                crashes[sample] = crashes.get(sample, 0) + 1
-                if crashes[sample] > 1:
-                    return Failure(job.shard, sample, str(death))
-
-    def worker(self, number: int) -> WorkerProcess:
-        with self.lock:
-            worker = self.workers.get(number)
-        if worker is None:
-            worker = self.spawn(number)
-            with self.lock:
-                self.workers[number] = worker
-            if self.stopping:
-                worker.kill()
-        return worker
-
-    def drop(self, number: int) -> None:
-        with self.lock:
-            worker = self.workers.pop(number, None)
-        if worker is not None:
-            worker.kill()
-
-    def stop(self) -> None:
-        """Kill every worker. What they had in flight is lost, what they had written stays."""
-        self.stopping = True
-        with self.lock:
-            workers = list(self.workers.values())
-        for worker in workers:
-            worker.kill()
+    def __str__(self) -> str:
+        what = f"shard {self.shard}" if self.sample is None else f"sample {self.sample} of shard {self.shard}"
+        return f"{what}: {self.message}"
 
 
-def run_local(
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a shard: it is finished where nothing failed."""
+
+    shard: int
+    failures: tuple[Failure, ...] = ()
+
+
+class Executor(Protocol):
+    """Renders shards somewhere. A job is complete in itself, so where and in what order does not matter."""
+
+    def submit(self, job: ShardJob) -> None:
+        """Take a shard. Nothing needs to start before `outcomes` is asked for."""
+
+    def outcomes(self, on_event: OnEvent) -> Iterator[Outcome]:
+        """The outcome of every shard that was submitted, as they come.
+
+        Raises:
+            Ident3DError: what makes all of the work impossible, such as a full disk.
+        """
+
+    def close(self) -> None:
+        """Let go of what is held. Shards that an engine renders elsewhere may go on."""
+
+
+def run_shards(
+    executor: Executor,
     jobs: Sequence[ShardJob],
-    workers: int,
-    first: WorkerProcess,
-    spawn: Callable[[int], WorkerProcess],
-    on_event: Callable[[dict[str, Any]], None],
+    on_event: OnEvent,
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Failure]:
-    """Render shards in `workers` processes.
-
-    Args:
-        jobs: the shards.
-        workers: how many processes, at least 1.
-        first: the first of them, already started.
-        spawn: starts the process of a number; called in the thread that feeds it.
-        on_event: called in this thread with every event of every worker, with the shard's number in it.
-
-    Returns:
-        The shards that were given up because Blender crashed on a sample twice. All others are finished.
+    """Run shards to their end; returns what failed. All that did not is finished.
 
     Raises:
-        Ident3DError: what made a worker stop; the other workers are killed.
-        KeyboardInterrupt: Ctrl-C; all workers are killed.
+        Ident3DError: what made the executor stop.
+        KeyboardInterrupt: Ctrl-C.
     """
-    pool = _Pool(jobs, first, spawn)
-    threads = [threading.Thread(target=pool.serve, args=(k,), daemon=True) for k in range(min(workers, len(jobs)))]
     failures: list[Failure] = []
     try:
-        for thread in threads:
-            thread.start()
-        running = len(threads)
-        while running:
-            event = pool.events.get()
-            if event is None:
-                running -= 1
-            elif isinstance(event, BaseException):
-                raise event
-            elif isinstance(event, Failure):
-                failures.append(event)
-            else:
-                on_event(event)
+        for job in jobs:
+            executor.submit(job)
+        for outcome in executor.outcomes(on_event):
+            on_outcome(outcome)
+            failures += outcome.failures
     finally:
-        pool.stop()
+        executor.close()
     return failures

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ident3d._version import __version__
-from ident3d.files import npy_bytes, write_atomic
+from ident3d.files import sync_folder, write_atomic
 from ident3d.render.folder import RenderFolder
 from ident3d.render.plan import SPLITS, RenderPlan, ShardJob
 from ident3d.scenes import Scene
@@ -22,17 +22,15 @@ from ident3d.shards.manifest import (
     FORMAT,
     Manifest,
     SceneRecord,
-    ShardEntry,
+    ShardTally,
     SplitEntry,
-    index_array,
-    pixel_statistics,
     shard_name,
     write_manifest,
 )
-from ident3d.shards.summary import EXTENSIONS, PAIR_EXTENSIONS, ShardSummary, file_sha256
+from ident3d.shards.summary import EXTENSIONS, PAIR_EXTENSIONS, ShardSummary, file_sha256, write_index
 from ident3d.shards.workfolder import trusted_summary
 
-__all__ = ["finished_summary", "finish_split", "latent_files", "save_scene", "split_entry"]
+__all__ = ["finished_summary", "finish_split", "gpus_folder", "latent_files", "save_scene", "split_entry"]
 
 
 def finished_summary(job: ShardJob, latents: NDArray[np.float32], resolution: int) -> ShardSummary | None:
@@ -59,38 +57,66 @@ def latent_files(plan: RenderPlan) -> tuple[str, ...]:
     return ("latents.npy", "pair.latents.npy") if plan.pairs else ("latents.npy",)
 
 
-def split_entry(plan: RenderPlan, folder: Path, work: Path, summaries: Sequence[ShardSummary]) -> SplitEntry:
-    """Put the latents (from the folder `work`) and index.npy into a split's folder; returns its manifest entry."""
-    for name in latent_files(plan):
-        os.replace(work / name, folder / name)
-    write_atomic(folder / "index.npy", npy_bytes(index_array(summaries)))
+def _place(source: Path, target: Path) -> None:
+    """Give a file a second name, or where the file system has no links a copy: the first is still needed if this
+    process is killed before the manifest is written."""
+    part = target.with_name(f".{target.name}.part")
+    part.unlink(missing_ok=True)
+    try:
+        os.link(source, part)
+    except OSError:
+        shutil.copyfile(source, part)
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())
+    os.replace(part, target)
+    sync_folder(target.parent)
+
+
+def split_entry(plan: RenderPlan, folder: Path, work: Path, summaries: Iterable[ShardSummary]) -> SplitEntry:
+    """Put the latents (from the folder `work`) and index.npy into a split's folder; returns its manifest entry.
+
+    Args:
+        plan: of the split.
+        folder: the split's.
+        work: where its latents are.
+        summaries: of all its shards, in order; each is let go of before the next is asked for.
+    """
     members = PAIR_EXTENSIONS if plan.pairs else EXTENSIONS
-    mean, std = pixel_statistics(summaries, plan.resolution, len(members) // 2)
-    shards = [ShardEntry(shard_name(plan.split, k), s.samples, s.bytes, s.sha256) for k, s in enumerate(summaries)]
+    tally = ShardTally(lambda shard: shard_name(plan.split, shard))
+    index = write_index(folder / "index.npy", plan.samples, len(members), tally.through(summaries))
+    for name in latent_files(plan):
+        _place(work / name, folder / name)
+    mean, std = tally.statistics(plan.resolution, len(members) // 2)
     return SplitEntry(
         samples=plan.samples,
         shard_size=plan.shard_size,
         seed=plan.seed,
         latents=plan.latents,
         latents_sha256=file_sha256(folder / "latents.npy"),
-        index_sha256=file_sha256(folder / "index.npy"),
+        index_sha256=index,
         mean=mean,
         std=std,
-        shards=tuple(shards),
+        shards=tuple(tally.shards),
         pairs=plan.pairs,
         members=members,
         pair_latents_sha256=file_sha256(folder / "pair.latents.npy") if plan.pairs else "",
     )
 
 
+def gpus_folder(work: Path) -> Path:
+    """Where those that render a split leave the names of their GPUs, as empty files."""
+    return work / "gpus"
+
+
 def finish_split(
     folder: RenderFolder,
     scene: Scene,
     plan: RenderPlan,
-    summaries: Sequence[ShardSummary],
+    summaries: Iterable[ShardSummary],
 ) -> Manifest:
     """Write all that makes finished shards a dataset, the manifest last, and clear the split's working files."""
-    entry = split_entry(plan, folder.root / plan.split, folder.work(plan.split), summaries)
+    work = folder.work(plan.split)
+    entry = split_entry(plan, folder.root / plan.split, work, summaries)
     base = folder.manifest() or Manifest(
         format=FORMAT,
         name=plan.scene,
@@ -102,11 +128,14 @@ def finish_split(
         scene=SceneRecord(plan.scene, plan.scene_digest, scene.mesh_path.name),
         factors=tuple(scene.spec.factor_table),
     )
+    gpus = {path.name for path in gpus_folder(work).glob("*")} | set(filter(None, [base.versions.get("gpu")]))
+    if gpus:
+        base = dataclasses.replace(base, versions={**base.versions, "gpu": ", ".join(sorted(gpus))})
     splits = {**base.splits, plan.split: entry}
     # In the order train, val, test whatever was rendered first: the bytes depend on what is there alone.
     ordered = {name: splits[name] for name in SPLITS if name in splits}
     manifest = dataclasses.replace(base, splits=ordered)
     write_atomic(folder.root / "README.md", card_text(manifest).encode())
     write_manifest(folder.root, manifest)
-    shutil.rmtree(folder.work(plan.split))
+    shutil.rmtree(work)
     return manifest

@@ -10,7 +10,7 @@ from ident3d.render.quality import RenderSettings
 from ident3d.shards.manifest import shard_name
 from ident3d.shards.workfolder import plan_differences
 
-__all__ = ["MAX_RESOLUTION", "SPLITS", "RenderPlan", "ShardJob", "auto_shard_size"]
+__all__ = ["MAX_RESOLUTION", "SPLITS", "RenderPlan", "ShardJob", "auto_shard_size", "sidecar_name"]
 
 SPLITS = ("train", "val", "test")
 MAX_SAMPLES = 10**9  # a key has nine digits
@@ -85,6 +85,11 @@ class RenderPlan:
         return plan_differences(self, other, only)
 
 
+def sidecar_name(shard: str) -> str:
+    """The file name of the summary of a shard, e.g. `train-000003.json`."""
+    return shard.replace(".tar", ".json")
+
+
 @dataclass(frozen=True)
 class ShardJob:
     """What a worker is told to render one shard: plain data, complete in itself.
@@ -100,6 +105,7 @@ class ShardJob:
         sidecar: where the finished shard's summary goes, as JSON.
         salvage: a damaged copy of the shard whose good samples are to be kept, or empty.
         pair_latents: the same for the positives, or empty where samples hold no pair.
+        skip: indices of samples that Blender crashed on; the others are stored, the shard stays unfinished.
     """
 
     shard: int
@@ -112,13 +118,17 @@ class ShardJob:
     sidecar: str
     salvage: str = ""
     pair_latents: str = ""
+    skip: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "skip", tuple(self.skip))  # JSON has lists
 
     @classmethod
     def of(cls, plan: RenderPlan, shard: int, folder: Path, work: Path) -> ShardJob:
         """The job of one shard of a plan, written into `folder`, with latents and sidecar in `work`."""
         start, stop = plan.bounds(shard)
         name = shard_name(plan.split, shard)
-        sidecar = work / name.replace(".tar", ".json")
+        sidecar = work / sidecar_name(name)
         return cls(
             shard=shard,
             path=str(folder / name),

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -14,12 +15,15 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ident3d.errors import RenderError, SpecError
 from ident3d.render.worker import Setup
 
 __all__ = ["LIBRARIES", "WorkerDied", "WorkerProcess", "blender_python"]
+
+SLICE = 5.0
+"""Seconds waited at a time."""
 
 LIBRARIES = "libx11-6 libxrender1 libxfixes3 libxi6 libxkbcommon0 libsm6 libice6 libgl1"
 """Debian's names of the shared libraries that bpy loads."""
@@ -29,7 +33,7 @@ VARIABLE = "IDENT3D_BLENDER_PYTHON"
 
 
 class WorkerDied(RenderError):
-    """A worker ended without saying why: Blender crashed, or the process was killed."""
+    """A worker ended without saying why: Blender crashed, or the process was killed; or it hangs."""
 
 
 def blender_python(option: str | None) -> str:
@@ -75,6 +79,37 @@ def _explain_import(python: str, message: str) -> str:
     return f"Blender cannot be imported under {python}: {message}"
 
 
+class _Lines:
+    """The lines of a pipe, with an end to the waiting."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self.fd = pipe.fileno()
+        self.held = b""
+        self.poll = select.poll()
+        self.poll.register(self.fd, select.POLLIN)
+
+    def read(self, seconds: float | None) -> bytes | None:
+        """The next line; what is left without its end where the pipe ended; None after so many seconds of nothing."""
+        while b"\n" not in self.held:
+            if seconds is not None and not self._wait(seconds):
+                return None
+            data = os.read(self.fd, 1 << 16)
+            if not data:
+                return self.held
+            self.held += data
+        line, _, self.held = self.held.partition(b"\n")
+        return line + b"\n"
+
+    def _wait(self, seconds: float) -> bool:
+        left = seconds
+        while left > 0:
+            if self.poll.poll(1000 * min(left, SLICE)):
+                return True
+            # Counted by slices, not by a clock: while the machine sleeps or the job is stopped, workers are as well.
+            left -= SLICE
+        return False
+
+
 class WorkerProcess:
     """One worker: started, set up, and ready for commands.
 
@@ -83,20 +118,31 @@ class WorkerProcess:
         setup: scene and settings.
         log: the file that takes what Blender prints; appended to.
         keep_open: file descriptors that the worker inherits, which keeps their locks held while it lives.
+        picture_seconds: a worker that takes longer than this for one sample hangs; None for no limit.
 
     Attributes:
         blender: Blender's version.
         device: what renders.
         gpus: how many GPUs of that kind there are; 0 for the CPU.
+        model: the GPU's name; empty for the CPU.
+        warning: why the CPU renders where a GPU was looked for, or nothing.
 
     Raises:
         RenderError: no bpy there, a library absent, or Blender failed at start.
         SpecError: a mesh that Blender cannot use.
     """
 
-    def __init__(self, python: str, setup: Setup, log: Path, keep_open: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        python: str,
+        setup: Setup,
+        log: Path,
+        keep_open: tuple[int, ...] = (),
+        picture_seconds: float | None = None,
+    ) -> None:
         self.python = python
         self.log = log
+        self.picture_seconds = picture_seconds
         # A foreign interpreter must not see this one's PYTHONPATH.
         flags = [] if python == sys.executable else ["-E"]
         worker = Path(__file__).with_name("worker.py")
@@ -108,9 +154,9 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=sink,
                 pass_fds=keep_open,
-                text=True,
-                encoding="utf-8",
             )
+        assert self._process.stdout is not None
+        self._lines = _Lines(self._process.stdout)
         try:
             self.send(asdict(setup))
             ready = self.read()
@@ -120,6 +166,8 @@ class WorkerProcess:
         self.blender: str = ready["blender"]
         self.device: str = ready["device"]
         self.gpus: int = ready["gpus"]
+        self.model: str = ready["model"]
+        self.warning: str = ready["warning"]
 
     @property
     def pid(self) -> int:
@@ -134,35 +182,45 @@ class WorkerProcess:
         """
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             self.read()  # an error event, or the news of its death: either raises
             raise self._died() from None
 
-    def read(self) -> dict[str, Any]:
+    def read(self, seconds: float | None = None) -> dict[str, Any]:
         """The next event.
 
+        Args:
+            seconds: how long to wait for it; None for ever.
+
         Raises:
-            WorkerDied: the worker is gone.
+            WorkerDied: the worker is gone, or says nothing for so long.
             RenderError, SpecError: the worker reported an error.
         """
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line.endswith("\n"):
+        line = self._lines.read(seconds)
+        if line is None:
+            raise WorkerDied(
+                f"the render worker (process {self.pid}) took more than {seconds:g} seconds for one sample "
+                "(--picture-seconds)"
+            )
+        if not line.endswith(b"\n"):
             raise self._died()
         event: dict[str, Any] = json.loads(line)
         if event["event"] == "error":
             raise self._error(event)
         return event
 
-    def until(self, last: str) -> Iterator[dict[str, Any]]:
-        """Events up to and including the first called `last`."""
+    def until(self, *last: str) -> Iterator[dict[str, Any]]:
+        """Events up to and including the first of a name in `last`."""
+        seconds = None
         while True:
-            event = self.read()
+            event = self.read(seconds)
             yield event
-            if event["event"] == last:
+            if event["event"] in last:
                 return
+            # Blender may hang; what comes between two samples is the disk's.
+            seconds = self.picture_seconds if event["event"] == "start" else None
 
     def kill(self) -> None:
         """End the process at once and reap it. What it wrote stays."""

@@ -53,3 +53,7 @@ class Progress:
         if kept and not self._bar.disable:
             self._bar.initial += 1
         self._bar.update(self._reached[shard] - before)
+
+    def note(self, text: str) -> None:
+        """Words behind the bar."""
+        self._bar.set_postfix_str(text)

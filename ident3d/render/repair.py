@@ -17,13 +17,13 @@ from tqdm import tqdm
 
 from ident3d.errors import DatasetError
 from ident3d.files import array_sha256, npy_bytes, read_npy, write_atomic
-from ident3d.render.executors import run_local
+from ident3d.render.crew import Crew, CrewOptions
+from ident3d.render.executors import run_shards
 from ident3d.render.finish import latent_files, split_entry
 from ident3d.render.folder import RenderFolder, plan_of
 from ident3d.render.latents import DRAWN, stored_rows, write_latents
 from ident3d.render.plan import RenderPlan, ShardJob
-from ident3d.render.process import WorkerProcess, blender_python
-from ident3d.render.worker import Setup
+from ident3d.render.process import blender_python
 from ident3d.scene import SceneSpec
 from ident3d.shards.location import Location, SplitFiles
 from ident3d.shards.manifest import Manifest, read_manifest, shard_name, write_manifest
@@ -32,7 +32,6 @@ from ident3d.shards.salvage import find_samples
 from ident3d.shards.summary import ShardSummary, file_sha256, map_file, summarise
 from ident3d.shards.verify import Problem, load_latents
 from ident3d.shards.writer import part_path
-from ident3d.workers import cores
 
 __all__ = ["repair_dataset"]
 
@@ -171,13 +170,10 @@ class _SplitRepair:
 
     def render(self, shards: list[int], work: Path, *, salvage: bool) -> Iterator[str]:
         rendered: list[int] = []
-        setup = self.setup()
-
-        def spawn(number: int) -> WorkerProcess:
-            log = self.folder.logs / f"repair-worker-{number}.log"
-            return WorkerProcess(self.python, dataclasses.replace(setup, gpu=number), log, (self.lock,))
-
-        first = spawn(0)  # before anything is moved: Blender may be absent
+        options = CrewOptions(device=self.plan.device.lower(), blender_python=self.python)
+        text, mesh = self.scene_path.read_text(encoding="utf-8"), self.scene_path.with_name(self.scene.mesh)
+        # Before anything is moved: Blender may be absent.
+        crew = Crew(options, self.plan, text, mesh, self.folder.logs, "repair-worker", (self.lock,))
         jobs = [self.job(shard, work, salvage) for shard in shards]
         with tqdm(total=len(shards), unit="shard", disable=True if self.quiet else None) as bar:
 
@@ -186,7 +182,7 @@ class _SplitRepair:
                     rendered.append(event["index"])
                 bar.update(event["event"] == "shard")
 
-            failures = run_local(jobs, first.gpus or cores(), first, spawn, on_event)
+            failures = run_shards(crew.executor(), jobs, on_event)
         if failures:
             raise DatasetError(f"shard {failures[0].shard} cannot be rendered again: {failures[0].message}")
         for shard in shards:
@@ -204,15 +200,12 @@ class _SplitRepair:
             os.replace(path, damaged)
         return dataclasses.replace(job, salvage=str(damaged)) if damaged.is_file() else job
 
-    def setup(self) -> Setup:
-        return Setup(
-            scene=self.scene_path.read_text(encoding="utf-8"),
-            mesh=str(self.scene_path.with_name(self.scene.mesh)),
-            settings=self.manifest.render,
-            resolution=self.plan.resolution,
-            device=self.plan.device.lower(),
-            threads=1,
-        )
+    def summaries(self, latents: Sequence[NDArray[np.float32]]) -> Iterator[ShardSummary]:
+        """The shards as they are now."""
+        for shard in range(self.plan.shards):
+            start, stop = self.plan.bounds(shard)
+            path = self.target / shard_name(self.split, shard)
+            yield summarise(path, start, stored_rows(latents, start, stop), self.plan.resolution)
 
     def settle(self, latents: Sequence[NDArray[np.float32]], work: Path) -> Iterator[str]:
         """Put latents, index and manifest in order with the shards as they are now."""
@@ -228,12 +221,7 @@ class _SplitRepair:
                 npy_bytes(rebuild_index(SplitFiles(Location(self.folder.root), self.split), entry)),
             )
             return
-        summaries: list[ShardSummary] = []
-        for shard in range(self.plan.shards):
-            start, stop = self.plan.bounds(shard)
-            path = self.target / shard_name(self.split, shard)
-            summaries.append(summarise(path, start, stored_rows(latents, start, stop), self.plan.resolution))
-        changed = split_entry(self.plan, self.target, work, summaries)
+        changed = split_entry(self.plan, self.target, work, self.summaries(latents))
         splits = {**self.manifest.splits, self.split: changed}
         write_manifest(self.folder.root, dataclasses.replace(self.manifest, splits=splits))
         yield f"{self.split}: this machine renders other bytes than the first one did; the manifest has them now"

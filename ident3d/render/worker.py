@@ -4,8 +4,8 @@ Run by path, `python .../ident3d/render/worker.py`, under any interpreter that h
 need not be installed there.
 
 Commands: first a setup (fields of `Setup`), then `{"shard": {fields of ShardJob}}` or `{"picture": {...}}`.
-Events: `ready`, `start` before and `picture` after each picture, `shard` after each shard, `error` with a kind and a
-message.
+Events: `ready`, `start` before and `picture` after each picture, `shard` after each shard, `tired` in place of one
+where the worker is to be replaced, `error` with a kind and a message.
 """
 
 from __future__ import annotations
@@ -26,8 +26,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ident3d.render.blender import Renderer
+    from ident3d.render.plan import ShardJob
     from ident3d.scene import SceneSpec
+    from ident3d.shards.writer import GapWriter
 
 __all__ = ["Setup", "main"]
 
@@ -46,6 +51,8 @@ class Setup:
         device: `auto`, `cpu` or a kind of GPU.
         threads: CPU threads.
         gpu: which GPU of several.
+        pictures: after so many the worker asks to be replaced; 0 for never.
+        memory_mb: likewise when it has come to hold so much memory; 0 for never.
     """
 
     scene: str
@@ -55,6 +62,8 @@ class Setup:
     device: str
     threads: int
     gpu: int = 0
+    pictures: int = 0
+    memory_mb: int = 0
 
 
 def _load_package() -> None:
@@ -85,6 +94,13 @@ def _die_with_parent() -> None:
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _ignore_signals() -> None:
+    """Leave it to the parent what becomes of its workers: a terminal sends Ctrl-C to the whole group, and Slurm sends
+    its signals to every process of a job."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
@@ -127,6 +143,8 @@ class _Session:
 
         self.events = events
         self.resolution = setup.resolution
+        self.limits = (setup.pictures, setup.memory_mb)
+        self.rendered = 0
         self.spec: SceneSpec = SceneSpec.from_toml(setup.scene)
         self.renderer: Renderer = Renderer(
             self.spec,
@@ -144,41 +162,72 @@ class _Session:
     def shard(self, fields: dict[str, Any]) -> None:
         import numpy as np
 
-        from ident3d.codecs import encode_png
         from ident3d.files import write_json
-        from ident3d.render.draws import cycles_seeds
         from ident3d.render.latents import stored_rows
         from ident3d.render.plan import ShardJob
-        from ident3d.scene import scene_params
         from ident3d.schema import to_plain
-        from ident3d.shards.salvage import good_pictures
         from ident3d.shards.summary import summarise
-        from ident3d.shards.writer import ShardWriter
+        from ident3d.shards.writer import GapWriter
 
         job = ShardJob(**fields)
         files = [job.latents, job.pair_latents] if job.pair_latents else [job.latents]
         latents = stored_rows([np.load(file, mmap_mode="r") for file in files], job.start, job.stop)
-        seeds = [cycles_seeds(job.seed, job.split, job.start, job.stop, k) for k in range(len(files))]
-        kept = good_pictures(Path(job.salvage), job.start, latents, self.resolution) if job.salvage else {}
-        writer = ShardWriter(Path(job.path), job.start, latents, self.resolution)
+        writer = GapWriter(Path(job.path), job.start, latents, self.resolution, job.salvage)
         try:
-            for i in range(writer.done):
+            for i in range(writer.writer.done):
                 self.send("picture", index=job.start + i, kept=True)
-            for i in range(writer.done, len(latents)):
-                self.send("start", index=job.start + i)
-                pictures = kept.get(i) or [
-                    encode_png(self.renderer.render(scene_params(self.spec, latent), int(seed[i])))
-                    for latent, seed in zip(np.atleast_2d(latents[i]), seeds, strict=True)
-                ]
-                writer.append(*pictures)
-                bound_log()
-                self.send("picture", index=job.start + i, kept=i in kept)
-            writer.finish()
+            for i in range(writer.writer.done, len(latents)):
+                if not self.sample(job, writer, latents, i):
+                    return
+            whole = writer.finish()
         finally:
             writer.close()
-        summary = summarise(Path(job.path), job.start, latents, self.resolution)
-        write_json(Path(job.sidecar), to_plain(summary))
-        self.send("shard", shard=job.shard)
+        if whole:
+            summary = summarise(Path(job.path), job.start, latents, self.resolution)
+            write_json(Path(job.sidecar), to_plain(summary))
+        self.send("shard", shard=job.shard, whole=whole)
+
+    def sample(self, job: ShardJob, writer: GapWriter, latents: NDArray[np.float32], i: int) -> bool:
+        """Sample `i` of a shard, as it is kept or rendered; False where the worker is to be replaced before it."""
+        pictures = writer.kept.get(i)
+        kept = pictures is not None
+        if pictures is None:
+            if job.start + i in job.skip:
+                writer.leave_out(i)
+                return True
+            reason = self.tired()
+            if reason:
+                self.send("tired", reason=reason)
+                return False
+            self.send("start", index=job.start + i)
+            pictures = self.render(job, latents[i], i)
+        writer.append(i, pictures)
+        bound_log()
+        self.send("picture", index=job.start + i, kept=kept)
+        return True
+
+    def render(self, job: ShardJob, latents: NDArray[np.float32], i: int) -> tuple[bytes, ...]:
+        """The encoded pictures of one sample: one, or for a pair two."""
+        import numpy as np
+
+        from ident3d.codecs import encode_png
+        from ident3d.render.draws import cycles_seeds
+        from ident3d.scene import scene_params
+
+        encoded = []
+        for k, latent in enumerate(np.atleast_2d(latents)):
+            seed = int(cycles_seeds(job.seed, job.split, job.start + i, job.start + i + 1, k)[0])
+            encoded.append(encode_png(self.renderer.render(scene_params(self.spec, latent), seed)))
+        self.rendered += 1
+        return tuple(encoded)
+
+    def tired(self) -> str:
+        """Why another process had better go on, or nothing. A process renders one sample at least."""
+        pictures, memory = self.limits
+        if pictures and self.rendered >= pictures:
+            return f"{self.rendered} pictures"
+        held = resident_mb() if memory and self.rendered else 0
+        return f"{held} MB of memory" if memory and held > memory else ""
 
     def picture(self, fields: dict[str, Any]) -> None:
         """Render one latent into row `index` of an array on disk."""
@@ -200,6 +249,18 @@ def bound_log(descriptor: int = 2, limit: int = MAX_LOG_BYTES) -> None:
         os.ftruncate(descriptor, 0)
 
 
+def resident_mb() -> int:
+    """The memory that this process holds, in MB (its peak where the system tells no more)."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") // 10**6
+    except OSError:
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak // 10**6 if sys.platform == "darwin" else peak // 1000
+
+
 def _describe(error: BaseException) -> dict[str, Any]:
     """An error as an event: its kind decides which exception the parent raises."""
     from ident3d.errors import RenderError, SpecError
@@ -216,8 +277,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
 
 def main() -> None:
     """Serve commands until stdin ends."""
-    # The terminal sends Ctrl-C to the whole group; the parent decides what becomes of its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _ignore_signals()
     events = _take_stdout()
     _die_with_parent()
     commands = _read_commands()
@@ -228,9 +288,19 @@ def main() -> None:
             import bpy
 
             session = _Session(setup, events)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _ignore_signals()
+        # Blender's folder for temporary files would outlive a worker that is killed, as they all are at last.
+        with contextlib.suppress(OSError):
+            Path(bpy.app.tempdir).rmdir()
         renderer = session.renderer
-        session.send("ready", blender=bpy.app.version_string, device=renderer.device, gpus=renderer.gpus)
+        session.send(
+            "ready",
+            blender=bpy.app.version_string,
+            device=renderer.device,
+            gpus=renderer.gpus,
+            model=renderer.model,
+            warning=renderer.warning,
+        )
         while True:
             command = commands.get()
             if "shard" in command:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ __all__ = [
     "Manifest",
     "SceneRecord",
     "ShardEntry",
+    "ShardTally",
     "SourceRecord",
     "SplitEntry",
     "index_array",
@@ -38,18 +39,22 @@ FORMAT = 1
 NAME = "dataset.json"
 
 
+_is_name = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,199}").fullmatch
+_is_sha256 = re.compile("[0-9a-f]{64}").fullmatch
+
+
 def _check_name(where: str, name: str) -> None:
     """Manifests come from strangers, and their names become paths."""
-    if not re.fullmatch(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,199}", name):
+    if not _is_name(name):
         raise SpecError(f"{where} = {name!r}: expected a plain file name")
 
 
 def _check_sha256(where: str, digest: str, *, empty: bool = False) -> None:
-    if not re.fullmatch("[0-9a-f]{64}", digest) and not (empty and not digest):
+    if not _is_sha256(digest) and not (empty and not digest):
         raise SpecError(f"{where} = {digest!r}: expected 64 hexadecimal digits")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # slots: there can be a million of them
 class ShardEntry:
     """One shard: its file name, how many samples it holds, its size and checksum."""
 
@@ -63,6 +68,9 @@ class ShardEntry:
         _check_sha256("sha256", self.sha256)
         if self.bytes < 1:
             raise SpecError(f"bytes = {self.bytes}: expected 1 or more")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ShardEntry, (self.name, self.samples, self.bytes, self.sha256))
 
 
 @dataclass(frozen=True)
@@ -128,9 +136,11 @@ class SplitEntry:
         if self.samples < 1 or self.shard_size < 1:
             raise SpecError(f"samples = {self.samples}, shard_size = {self.shard_size}: expected 1 or more")
         whole, rest = divmod(self.samples, self.shard_size)
-        counts = [self.shard_size] * whole + [rest] * bool(rest)
-        if [shard.samples for shard in self.shards] != counts:
-            raise SpecError(f"shards: expected {len(counts)} of {self.shard_size} samples, {self.samples} in all")
+        count = whole + bool(rest)
+        last = rest or self.shard_size
+        fit = len(self.shards) == count and self.shards[-1].samples == last
+        if not fit or any(shard.samples != self.shard_size for shard in self.shards[:-1]):
+            raise SpecError(f"shards: expected {count} of {self.shard_size} samples, {self.samples} in all")
         if len({shard.name for shard in self.shards}) < len(self.shards):
             raise SpecError("shards: two of the same name")
 
@@ -290,20 +300,63 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
     write_json(root / NAME, to_plain(manifest))
 
 
-def index_array(summaries: Sequence[ShardSummary]) -> NDArray[np.int64]:
+def index_array(summaries: Iterable[ShardSummary]) -> NDArray[np.int64]:
     """The content of index.npy: for every sample and member, its byte offset and size in its shard, (N, members, 2)."""
     return np.concatenate([np.array(s.offsets, np.int64) for s in summaries])
 
 
+class ShardTally:
+    """What a split's entry in the manifest holds of its shards, taken off their summaries as they go by.
+
+    A summary has the place of each member; those of 100 million samples would fill tens of GB as Python's numbers.
+
+    Args:
+        name: the file name of a shard, by its number.
+
+    Attributes:
+        shards: their entries, in order.
+
+    Example:
+        >>> tally = ShardTally(lambda shard: shard_name("train", shard))
+        >>> summary = ShardSummary(1, 5, 64 * "0", (((0, 1),),), (255, 0, 0), (255**2, 0, 0))
+        >>> [s.samples for s in tally.through([summary])], tally.shards[0].name, tally.statistics(1)
+        ([1], 'train-000000.tar', ((1.0, 0.0, 0.0), (0.0, 0.0, 0.0)))
+    """
+
+    def __init__(self, name: Callable[[int], str]) -> None:
+        self.shards: list[ShardEntry] = []
+        self._name = name
+        self._samples, self._sums, self._squares = 0, [0, 0, 0], [0, 0, 0]
+
+    def through(self, summaries: Iterable[ShardSummary]) -> Iterator[ShardSummary]:
+        """The same summaries, counted on the way."""
+        for s in summaries:
+            self.shards.append(ShardEntry(self._name(len(self.shards)), s.samples, s.bytes, s.sha256))
+            self._count(s)
+            yield s
+
+    def _count(self, summary: ShardSummary) -> None:
+        self._samples += summary.samples
+        for channel in range(3):
+            self._sums[channel] += summary.sums[channel]
+            self._squares[channel] += summary.squares[channel]
+
+    def statistics(
+        self, resolution: int, pictures: int = 1
+    ) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+        """Mean and std per channel over all pixels so far; see `pixel_statistics`."""
+        pixels = self._samples * pictures * resolution**2
+        mean = tuple(first / pixels / 255 for first in self._sums)
+        both = zip(self._sums, self._squares, strict=True)
+        std = tuple(math.sqrt((second * pixels - first**2) / pixels**2) / 255 for first, second in both)
+        return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
+
+
 def pixel_statistics(
-    summaries: Sequence[ShardSummary], resolution: int, pictures: int = 1
+    summaries: Iterable[ShardSummary], resolution: int, pictures: int = 1
 ) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
     """Mean and std per channel over all pixels, in [0, 1], from exact integer sums; so many pictures a sample."""
-    pixels = sum(s.samples for s in summaries) * pictures * resolution**2
-    mean, std = [], []
-    for channel in range(3):
-        first = sum(s.sums[channel] for s in summaries)
-        second = sum(s.squares[channel] for s in summaries)
-        mean.append(first / pixels / 255)
-        std.append(math.sqrt((second * pixels - first**2) / pixels**2) / 255)
-    return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
+    tally = ShardTally(str)
+    for summary in summaries:
+        tally._count(summary)
+    return tally.statistics(resolution, pictures)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,23 +13,22 @@ from numpy.typing import NDArray
 from ident3d.errors import DatasetError
 from ident3d.files import read_npy
 from ident3d.shards.location import SplitFiles
-from ident3d.shards.manifest import SplitEntry, index_array
-from ident3d.shards.summary import ShardSummary, map_file
-from ident3d.shards.tar import scan_samples
+from ident3d.shards.manifest import SplitEntry
+from ident3d.shards.summary import map_file, write_rows
+from ident3d.shards.tar import Sample, scan_samples
 
-__all__ = ["SplitReader", "rebuild_index"]
+__all__ = ["SplitReader", "index_blocks", "member_offsets", "rebuild_index", "write_rebuilt_index"]
 
 MAX_OPEN = 512
 """Shards kept open; past that a shard is opened and closed for each read, which costs some microseconds."""
 
 
-def rebuild_index(files: SplitFiles, split: SplitEntry) -> NDArray[np.int64]:
-    """The index of a split, read off the shards' headers: (N, members, 2), byte offset and size.
+def index_blocks(files: SplitFiles, split: SplitEntry) -> Iterator[NDArray[np.int64]]:
+    """The rows of a split's index, one array a shard, read off the shards' headers: (samples, members, 2).
 
     Raises:
         DatasetError: a shard that is absent or does not hold the samples that the manifest gives it.
     """
-    summaries = []
     for shard in split.shards:
         path = files.path(shard.name, shard.sha256, shard.bytes)
         if not path.is_file():
@@ -40,9 +40,35 @@ def rebuild_index(files: SplitFiles, split: SplitEntry) -> NDArray[np.int64]:
                 f"{path}: holds {len(samples)} whole samples of {shard.samples}; "
                 "run `ident3d verify --repair` on the dataset"
             )
-        offsets = tuple(tuple((m.offset, m.size) for m in s.members.values()) for s in samples)
-        summaries.append(ShardSummary(len(samples), shard.bytes, shard.sha256, offsets, (0, 0, 0), (0, 0, 0)))
-    return index_array(summaries)
+        yield member_offsets(samples)
+
+
+def member_offsets(samples: Sequence[Sample]) -> NDArray[np.int64]:
+    """Where the members of samples lie: (samples, members, 2), byte offset and size."""
+    places = [(m.offset, m.size) for sample in samples for m in sample.members.values()]
+    return np.array(places, np.int64).reshape(len(samples), -1, 2)
+
+
+def rebuild_index(files: SplitFiles, split: SplitEntry) -> NDArray[np.int64]:
+    """The whole index of a split, read off the shards' headers: (N, members, 2), byte offset and size.
+
+    Raises:
+        DatasetError: see `index_blocks`.
+    """
+    index, done = np.empty((split.samples, len(split.members), 2), np.int64), 0
+    for block in index_blocks(files, split):
+        index[done : done + len(block)] = block
+        done += len(block)
+    return index
+
+
+def write_rebuilt_index(path: Path, files: SplitFiles, split: SplitEntry) -> str:
+    """Write index.npy as the shards' headers have it, shard by shard; returns its sha256.
+
+    Raises:
+        DatasetError: see `index_blocks`.
+    """
+    return write_rows(path, (split.samples, len(split.members), 2), np.int64, index_blocks(files, split))
 
 
 class SplitReader:
@@ -67,7 +93,6 @@ class SplitReader:
     def _open(self) -> None:
         # Mapped, so that workers share one copy of it.
         self._index = self._load_index()
-        self._starts = np.cumsum([0] + [shard.samples for shard in self.split.shards])
         self._files: dict[int, int] = {}
 
     def _load_index(self) -> NDArray[np.int64]:
@@ -100,8 +125,8 @@ class SplitReader:
 
     def where(self, index: int) -> str:
         """The sample in words, for messages: file and key."""
-        shard = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return f"{self.files.text(self.split.shards[shard].name)}, sample {index:09d}"
+        shard = self.split.shards[index // self.split.shard_size]
+        return f"{self.files.text(shard.name)}, sample {index:09d}"
 
     def picture(self, index: int, *, positive: bool = False) -> bytes:
         """The encoded picture of sample `index`, or that of its positive; see `read`."""

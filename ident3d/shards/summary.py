@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ident3d.codecs import decode
-from ident3d.files import npy_bytes
+from ident3d.files import npy_bytes, sync_folder
 from ident3d.shards.tar import END, Sample, key_of, member_bytes, scan_samples
 
 __all__ = [
@@ -30,6 +32,8 @@ __all__ = [
     "members_of",
     "sample_bytes",
     "summarise",
+    "write_index",
+    "write_rows",
 ]
 
 EXTENSIONS = ("png", "latents.npy")
@@ -213,3 +217,58 @@ def summarise(
     r, g, b = (int(x) for x in sums)
     r2, g2, b2 = (int(x) for x in squares)
     return ShardSummary(len(offsets), size, digest, tuple(offsets), (r, g, b), (r2, g2, b2))
+
+
+def write_rows(path: Path, shape: tuple[int, ...], dtype: Any, blocks: Iterable[NDArray[Any]]) -> str:
+    """Write a .npy piece by piece, whole or not at all; returns its sha256.
+
+    Args:
+        path: the file.
+        shape: of the array.
+        dtype: of the array.
+        blocks: its rows, in order.
+
+    Raises:
+        ValueError: the blocks are of another shape, or together not as many rows.
+    """
+    part, digest, rows = path.with_name(f".{path.name}.part"), hashlib.sha256(), 0
+    header = io.BytesIO()
+    description = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, description)  # type: ignore[no-untyped-call]
+    try:
+        with open(part, "wb") as file:
+            file.write(header.getvalue())
+            digest.update(header.getvalue())
+            for block in blocks:
+                if block.shape[1:] != shape[1:]:
+                    raise ValueError(f"{path}: rows of shape {block.shape[1:]}, expected {shape[1:]}")
+                data = np.ascontiguousarray(block, dtype)
+                file.write(data.data)
+                digest.update(data.data)
+                rows += len(block)
+            if rows != shape[0]:
+                raise ValueError(f"{path}: {rows} rows, expected {shape[0]}")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:  # also of what makes the blocks
+        part.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+    return digest.hexdigest()
+
+
+def write_index(path: Path, samples: int, members: int, summaries: Iterable[ShardSummary]) -> str:
+    """Write index.npy shard by shard, whole or not at all; returns its sha256. One summary is held at a time.
+
+    Args:
+        path: the file.
+        samples: of the split.
+        members: of a sample.
+        summaries: of all shards, in order.
+
+    Raises:
+        ValueError: the shards hold other samples than so many.
+    """
+    blocks = (np.array(s.offsets, np.int64).reshape(s.samples, members, 2) for s in summaries)
+    return write_rows(path, (samples, members, 2), np.int64, blocks)

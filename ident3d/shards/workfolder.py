@@ -80,16 +80,20 @@ class WorkFolder:
             raise DatasetError(f"{self.root}: cannot be written: {error.strerror}") from None
 
     @contextmanager
-    def lock(self) -> Iterator[int]:
+    def lock(self, *, shared: bool = False, wait: float = 0) -> Iterator[int]:
         """Hold the folder against others at the same task; gives the descriptor, which workers inherit.
 
         The lock is the kernel's, so it ends with the last process that holds the descriptor, however it ends.
+
+        Args:
+            shared: hold it together with others that do a part of the same task.
+            wait: seconds to wait for it.
 
         Raises:
             BusyError: another holds it.
         """
         busy = f"{self.root}: another {self.TASK} (process {{process}}) is at work in it"
-        with file_lock(self.hidden / "lock", busy) as descriptor:
+        with file_lock(self.hidden / "lock", busy, shared=shared, wait=wait) as descriptor:
             yield descriptor
 
     @contextmanager

@@ -167,7 +167,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_cannot_fit_the_disk_is_refused_before_blender_starts(tmp_path: Path) -> None:
-    with pytest.raises(RenderError, match=r"1,000,000,000 samples need at least 14,\d+\.\d\d GB more"):
+    with pytest.raises(RenderError, match=r"1,000,000,000 samples will need about 27,\d+\.\d\d GB more"):
         render_dataset(RenderOptions(tmp_path / "d", 10**9, blender_python="/bin/true"))
     assert not (tmp_path / "d" / "train").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import random
 import shutil
@@ -196,9 +197,19 @@ def test_a_sample_that_crashes_blender_is_named_and_the_others_finish(tmp_path: 
     options = RenderOptions(
         tmp_path / "d", 8, resolution=16, quality="draft", shard_size=4, quiet=True, blender_python=str(python)
     )
-    with pytest.raises(RenderError, match=r"(?s)crashed twice on the same sample.*sample 4 of shard 1.*SIGABRT"):
+    with pytest.raises(RenderError, match=r"(?s)though tried again; all else is stored:\nsample 4 of shard 1.*SIGABRT"):
         render_dataset(options)
     assert (tmp_path / "d" / "train" / "train-000000.tar").exists()
+    assert not (tmp_path / "d" / "train" / "train-000001.tar").exists()
+    rest = (tmp_path / "d" / "train" / ".train-000001.tar.rest").read_bytes()
+    assert [s.key for s in scan_samples(rest, ("png", "latents.npy"))] == ["000000005", "000000006", "000000007"]
     whole = RenderOptions(tmp_path / "d", 8, resolution=16, quality="draft", shard_size=4, quiet=True)
+    for log in (tmp_path / "d" / ".render" / "logs").iterdir():
+        log.unlink()
     render_dataset(whole)
+    logs = (tmp_path / "d" / ".render" / "logs").iterdir()
+    assert sum(log.read_text().count("Saved: ") for log in logs) == 1  # the others were kept
+    assert not list((tmp_path / "d" / "train").glob(".*"))
     assert verify_dataset(tmp_path / "d") == []
+    render_dataset(dataclasses.replace(whole, out=tmp_path / "undisturbed"))
+    assert files(tmp_path / "d") == files(tmp_path / "undisturbed")

@@ -1,0 +1,298 @@
+"""Shards as jobs of a Slurm cluster, through submitit.
+
+A job is given some shards and renders them as `ident3d render OUT --shards` does. What has become of them is seen from
+the shards, their states and Slurm's queue, so nothing depends on the process that submitted: it may end and be started
+again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ident3d.errors import RenderError, SpecError
+from ident3d.locks import file_lock
+from ident3d.render.crew import CrewOptions
+from ident3d.render.executors import Failure, OnEvent, Outcome
+from ident3d.render.folder import RenderFolder
+from ident3d.render.options import SlurmOptions
+from ident3d.render.plan import ShardJob
+from ident3d.render.slurm_queue import Job, Round, Rounds, array_limit, in_hand, read_queue
+from ident3d.render.states import read_states, states_folder
+from ident3d.render.work import SplitWork
+
+__all__ = ["SlurmExecutor", "SlurmTask", "check_slurm"]
+
+ATTEMPTS = 3
+"""Jobs that may end without a shard, and without a further picture of it, before it is given up."""
+
+PAUSES = (0.5, 1, 2, 4, 8)
+"""Seconds between two looks at the queue, the last for all that follow."""
+
+LATE = 2
+"""Looks for which a shard whose job has ended may still be on its way through a network file system."""
+
+SIGNAL_SECONDS = 60
+"""How long before its time limit a job is told to requeue itself."""
+
+TIMEOUTS = 1000
+"""How often a job may requeue itself: each time it goes on where it stopped."""
+
+
+def check_slurm() -> None:
+    """Refuse to begin where Slurm cannot be reached.
+
+    Raises:
+        SpecError: no submitit, or no Slurm.
+    """
+    if find_spec("submitit") is None:
+        raise SpecError("executor slurm: submitit is absent; pip install 'ident3d[slurm]'")
+    for program in ("sbatch", "srun", "squeue"):
+        if shutil.which(program) is None:
+            raise SpecError(
+                f"executor slurm: no {program} on this machine; run this on a node that submits jobs, or "
+                "`ident3d render OUT --shards A-B` by any other scheduler"
+            )
+
+
+@dataclass(frozen=True)
+class SlurmTask:
+    """What a job does. submitit pickles it, and calls it on the node.
+
+    Attributes:
+        root: the dataset's folder.
+        split: the split.
+        shards: which to render.
+        crew: by which workers.
+    """
+
+    root: str
+    split: str
+    shards: tuple[int, ...]
+    crew: CrewOptions
+
+    def __call__(self) -> list[str]:
+        """Render; returns what failed, in words."""
+        from ident3d.render.dataset import render_shards, sigterm_stops
+
+        folder = RenderFolder(Path(self.root))
+        # In place of submitit's handler, with which a cancelled job would stay until it is killed.
+        with sigterm_stops():
+            failures = render_shards(folder, self.split, self.shards, self.crew, quiet=True)
+        return [str(failure) for failure in failures]
+
+    def checkpoint(self) -> Any:
+        """What to submit when the time is up: the same, which goes on where this stopped."""
+        return importlib.import_module("submitit.helpers").DelayedSubmission(self)
+
+
+class SlurmExecutor:
+    """An `Executor` whose shards are rendered by jobs; see the module.
+
+    Args:
+        work: the split in progress.
+        slurm: what Slurm is asked for.
+        crew: what workers are told.
+    """
+
+    def __init__(self, work: SplitWork, slurm: SlurmOptions, crew: CrewOptions) -> None:
+        self.work, self.slurm = work, slurm
+        self.crew = dataclasses.replace(
+            crew,
+            workers=slurm.workers,
+            device=work.plan.device.lower(),
+            threads=max(1, slurm.cpus // slurm.workers),
+            worker_memory=crew.worker_memory or (slurm.mem and max(0.1, slurm.mem / slurm.workers)),
+        )
+        self.rounds = Rounds(work.work, work.folder.root, work.plan.split)
+        self.jobs: dict[int, ShardJob] = {}
+        self.attempts: Counter[int] = Counter()
+        self.reached: dict[int, int] = {}
+        self.late: Counter[int] = Counter()
+
+    @staticmethod
+    @contextmanager
+    def hold(folder: RenderFolder, split: str) -> Iterator[None]:
+        """Hold a split against other processes that would submit it too.
+
+        Raises:
+            BusyError: another does.
+        """
+        busy = f"{folder.root}: another process ({{process}}) submits it to Slurm and waits; look on with --status"
+        with file_lock(folder.hidden / f"slurm-{split}.lock", busy):
+            yield
+
+    def unfinished(self) -> list[ShardJob]:
+        """The jobs of shards that are not in place. Jobs check what they find there, so names decide here."""
+        return [self.work.jobs[shard] for shard in self.work.missing()]
+
+    def submit(self, job: ShardJob) -> None:
+        """Take a shard; see `Executor`."""
+        self.jobs[job.shard] = job
+
+    def close(self) -> None:
+        """Jobs go on without this process."""
+
+    def outcomes(self, on_event: OnEvent) -> Iterator[Outcome]:
+        """Submit what no job has in hand, and look on until all has come to an end; see `Executor`.
+
+        Raises:
+            RenderError: Slurm refuses the jobs.
+            KeyboardInterrupt: Ctrl-C; its text says how to end the jobs, which go on.
+        """
+        waiting = set(self.jobs)
+        try:
+            rounds = self.rounds.read()
+            queue = read_queue(rounds)
+            if queue is None:
+                raise RenderError("squeue does not answer; is Slurm up? Run the same command again when it is")
+            self._submit(waiting - set(in_hand(rounds, queue)))
+            for look in range(10**9):
+                time.sleep(PAUSES[min(look, len(PAUSES) - 1)])
+                for outcome in self._look(waiting, on_event):
+                    waiting.discard(outcome.shard)
+                    yield outcome
+                if not waiting:
+                    return
+        except KeyboardInterrupt as stop:
+            if waiting:
+                stop.args = (f"its jobs go on; to end them: {self._cancel()}",)
+            raise
+
+    def _look(self, waiting: set[int], on_event: OnEvent) -> Iterator[Outcome]:
+        rounds = self.rounds.read()
+        queue = read_queue(rounds)  # before the shards: a job that has just ended has left what it finished
+        missing = set(self.work.missing())
+        for shard in sorted(waiting - missing):
+            on_event(_picture(self.jobs[shard], self.jobs[shard].stop - self.jobs[shard].start))
+            yield Outcome(shard)
+        states = read_states(self.work.work)
+        for shard in waiting & missing & set(states):
+            if states[shard].done:
+                on_event(_picture(self.jobs[shard], states[shard].done))
+        if queue is None:
+            on_event({"event": "note", "text": "Slurm does not answer"})
+            return
+        hands = in_hand(rounds, queue)
+        on_event({"event": "note", "text": in_words(job_states(queue, hands, states))})
+        again = []
+        for shard in sorted((waiting & missing) - set(hands)):
+            self.late[shard] += 1
+            if self.late[shard] <= LATE:
+                continue
+            failure = self._why(shard, rounds, queue)
+            if failure is None:
+                again.append(shard)
+            else:
+                yield Outcome(shard, (failure,))
+        self._submit(again)
+
+    def _why(self, shard: int, rounds: list[Round], queue: dict[tuple[str, int], Job]) -> Failure | None:
+        """Why a shard is not there though no job has it in hand; None where another job is to try."""
+        state = read_states(self.work.work).get(shard)
+        if state is not None and state.state == "failed":
+            return Failure(shard, None, state.message)
+        last = None
+        for made in rounds:
+            for place, group in enumerate(made.groups):
+                if shard in group:
+                    last = queue.get((made.name, place))
+        if last is not None and last.state == "CANCELLED":
+            return Failure(shard, None, f"its job {last.id} was cancelled; run the same command to submit it again")
+        done = state.done if state is not None else 0
+        if done > self.reached.get(shard, 0):
+            self.reached[shard] = done
+            self.attempts[shard] = 0
+        self.attempts[shard] += 1
+        if self.attempts[shard] < ATTEMPTS:
+            return None
+        ended = (
+            "of which Slurm tells no more" if last is None else f"the last, {last.id}, as {last.state} ({last.reason})"
+        )
+        logs = self.rounds.folder / "jobs"
+        return Failure(shard, None, f"{ATTEMPTS} jobs ended without it, {ended}; their logs are in {logs}")
+
+    def _submit(self, shards: Iterable[int]) -> None:
+        """Submit shards in a new round."""
+        chosen = sorted(shards)
+        if not chosen:
+            return
+        for shard in chosen:
+            self.late[shard] = 0
+            if (state := read_states(self.work.work).get(shard)) is not None and state.state == "failed":
+                (states_folder(self.work.work) / f"{shard:06d}.json").unlink(missing_ok=True)
+        each = self.slurm.job_shards or max(self.slurm.workers, -(-len(chosen) // array_limit()))
+        groups = tuple(tuple(chosen[k : k + each]) for k in range(0, len(chosen), each))
+        made = self.rounds.add(groups)
+        submit_round(made, self.rounds.folder / "jobs", self._tasks(groups), self.slurm)
+
+    def _tasks(self, groups: tuple[tuple[int, ...], ...]) -> list[SlurmTask]:
+        root = str(self.work.folder.root.resolve())
+        return [SlurmTask(root, self.work.plan.split, group, self.crew) for group in groups]
+
+    def _cancel(self) -> str:
+        return "scancel " + " ".join(f"--name={made.name}" for made in self.rounds.read()[-1:])
+
+
+def submit_round(made: Round, folder: Path, tasks: list[SlurmTask], slurm: SlurmOptions) -> None:
+    """Submit an array of jobs.
+
+    Raises:
+        RenderError: sbatch refused it, in its own words.
+    """
+    submitit = importlib.import_module("submitit")
+    utils = importlib.import_module("submitit.core.utils")
+    options: dict[str, Any] = {
+        "job_name": made.name,
+        "time": slurm.time,
+        "cpus_per_task": slurm.cpus,
+        "array_parallelism": slurm.max_jobs,
+        "signal_delay_s": min(SIGNAL_SECONDS, 15 * slurm.time),
+        "stderr_to_stdout": True,
+        "setup": list(slurm.setup) or None,
+        "srun_args": list(slurm.srun) or None,
+        # A job whose node dies goes on elsewhere, whatever the cluster's default.
+        "additional_parameters": {"requeue": True, **dict(text.split("=", 1) for text in slurm.sbatch)},
+        "gpus_per_node": slurm.gpus or None,
+        "mem": f"{int(1000 * slurm.mem)}M" if slurm.mem else None,
+    }
+    options |= {name: getattr(slurm, name) for name in ("partition", "account", "qos", "constraint")}
+    executor = submitit.SlurmExecutor(folder, max_num_timeout=TIMEOUTS, python=slurm.node_python)
+    executor.update_parameters(**{name: value for name, value in options.items() if value is not None})
+    try:
+        with executor.batch():
+            for task in tasks:
+                executor.submit(task)
+    except (utils.FailedJobError, utils.FailedSubmissionError) as error:
+        raise RenderError(f"Slurm refused the jobs: {str(error).strip()}") from None
+
+
+def _picture(job: ShardJob, done: int) -> dict[str, Any]:
+    return {"event": "picture", "shard": job.shard, "index": job.start + done - 1, "kept": False}
+
+
+def job_states(
+    queue: dict[tuple[str, int], Job], hands: dict[int, tuple[str, int]], begun: Iterable[int]
+) -> Counter[str]:
+    """How many shards in jobs' hands run, wait, or wait again after they had been begun."""
+    counts: Counter[str] = Counter()
+    begun = set(begun)
+    for shard, place in hands.items():
+        state = queue[place].state
+        waits = state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+        counts["running" if not waits else "requeued" if shard in begun else "pending"] += 1
+    return counts
+
+
+def in_words(counts: Counter[str]) -> str:
+    """Counts of shards by state, such as `3 running, 2 pending`."""
+    return ", ".join(f"{counts[name]} {name}" for name in ("running", "pending", "requeued", "failed") if counts[name])

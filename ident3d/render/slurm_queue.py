@@ -1,0 +1,141 @@
+"""Which of a split's Slurm jobs there are, and what Slurm says of them.
+
+What was submitted is written down before it is, and jobs are found again by their name: so a process that submits may
+end at any moment, and the next one knows which shards are in good hands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from ident3d.errors import SpecError
+from ident3d.files import write_json
+from ident3d.schema import from_plain, to_plain
+
+__all__ = ["Job", "Round", "Rounds", "array_limit", "in_hand", "read_queue"]
+
+OVER = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"}
+OVER |= {"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
+"""Slurm's words for jobs that have ended."""
+
+MOST_JOBS = 1000
+"""Jobs of one submission: more make Slurm slow, and the default of its MaxArraySize forbids them."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What was submitted at one time: an array of jobs.
+
+    Attributes:
+        name: of the array, which no other has.
+        groups: the shards of each of its jobs.
+    """
+
+    name: str
+    groups: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as Slurm shows it.
+
+    Attributes:
+        state: in Slurm's words, such as PENDING.
+        reason: why it waits or ended.
+        id: such as 12_3.
+    """
+
+    state: str
+    reason: str
+    id: str
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended. A job that Slurm has requeued has not."""
+        return self.state in OVER
+
+
+class Rounds:
+    """The rounds of a split, in files.
+
+    Args:
+        work: the folder of the split's plan.
+        root: the dataset's folder.
+        split: the split's name.
+    """
+
+    def __init__(self, work: Path, root: Path, split: str) -> None:
+        self.folder = work / "slurm"
+        digest = hashlib.sha256(f"{root.resolve()}/{split}".encode()).hexdigest()
+        self.prefix = f"ident3d-{digest[:10]}"
+
+    def read(self) -> list[Round]:
+        """All rounds, in order. One that cannot be read was never submitted."""
+        found = []
+        for path in sorted(self.folder.glob("round-*.json")) if self.folder.is_dir() else ():
+            try:
+                found.append(from_plain(Round, json.loads(path.read_text(encoding="utf-8"))))
+            except (OSError, ValueError, SpecError):
+                continue
+        return found
+
+    def add(self, groups: tuple[tuple[int, ...], ...]) -> Round:
+        """A new round, written down."""
+        self.folder.mkdir(exist_ok=True)
+        number = 0
+        while (path := self.folder / f"round-{number:04d}.json").exists():
+            number += 1
+        made = Round(f"{self.prefix}-{number:04d}", groups)
+        write_json(path, to_plain(made))
+        return made
+
+
+def read_queue(rounds: list[Round]) -> dict[tuple[str, int], Job] | None:
+    """The jobs of some rounds by the round's name and their place in it; None where Slurm does not answer.
+
+    Slurm forgets a job some minutes after its end. One that is not there is over.
+    """
+    if not rounds:
+        return {}
+    names = ",".join(r.name for r in rounds)
+    # An array's waiting jobs would be one line without -r.
+    lines = _ask("squeue", "-h", "-r", "-t", "all", "-n", names, "-o", "%j|%K|%T|%r|%i")
+    if lines is None:
+        return None
+    found: dict[tuple[str, int], Job] = {}
+    for line in lines:
+        name, place, state, reason, number = line.split("|", 4)
+        found[name, int(place) if place.isdigit() else 0] = Job(state, reason, number)
+    return found
+
+
+def in_hand(rounds: list[Round], queue: dict[tuple[str, int], Job]) -> dict[int, tuple[str, int]]:
+    """The shards that jobs have in hand, which wait or run: by number, the key of the job in the queue."""
+    found: dict[int, tuple[str, int]] = {}
+    for made in rounds:
+        for place, group in enumerate(made.groups):
+            job = queue.get((made.name, place))
+            if job is not None and not job.over:
+                found.update(dict.fromkeys(group, (made.name, place)))
+    return found
+
+
+def array_limit() -> int:
+    """How many jobs an array may have here."""
+    for line in _ask("scontrol", "show", "config") or ():
+        key, _, value = line.partition("=")
+        if key.strip() == "MaxArraySize" and value.strip().isdigit():
+            return max(1, min(MOST_JOBS, int(value) - 1))
+    return MOST_JOBS
+
+
+def _ask(*command: str) -> list[str] | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.splitlines() if done.returncode == 0 else None
