@@ -31,22 +31,22 @@ class SlurmOptions:
     """What Slurm is asked for, with `--executor slurm`; what is left out is the cluster's default.
 
     Attributes:
-        partition: where jobs go.
-        time: minutes that a job may take. One that needs longer is requeued and goes on where it stopped.
-        cpus: cores a job, which renders as many shards at a time; with GPUs, their helpers.
-        gpus: GPUs a job, one shard at a time each; they need `--device optix` or another that the nodes have.
-        mem: gigabytes a job.
-        max_jobs: how many jobs may run at a time.
-        job_shards: shards a job; by default one a worker, and more where that would make over 1,000 jobs.
-        account: whom the time is charged to.
-        qos: quality of service.
-        constraint: features that nodes must have.
-        sbatch: KEY=VALUE, any other option of sbatch; may be given several times.
-        setup: a line of shell before the job's own, such as `module load X` or `export A=B`; may be given several
-            times.
-        srun: an argument of srun, such as --container-image=FILE.sqsh; may be given several times.
-        node_python: the command that starts Python on a node, where it is not this one; e.g. `apptainer exec image.sif
-            python`.
+        partition: (slurm) where jobs go.
+        time: (slurm) minutes that a job may take. One that needs longer is requeued and goes on where it stopped.
+        cpus: (slurm) cores a job, which renders as many shards at a time; with GPUs, their helpers.
+        gpus: (slurm) GPUs a job, one shard at a time each; they need `--device optix` or another that the nodes have.
+        mem: (slurm) gigabytes a job.
+        max_jobs: (slurm) how many jobs may run at a time.
+        job_shards: (slurm) shards a job; by default one a worker, and more where that would make over 1,000 jobs.
+        account: (slurm) whom the time is charged to.
+        qos: (slurm) quality of service.
+        constraint: (slurm) features that nodes must have.
+        sbatch: (slurm) KEY=VALUE, any other option of sbatch; may be given several times.
+        setup: (slurm) a line of shell before the job's own, such as `module load X` or `export A=B`; may be given
+            several times.
+        srun: (slurm) an argument of srun, such as --container-image=FILE.sqsh; may be given several times.
+        node_python: (slurm) the command that starts Python on a node, where it is not this one; e.g. `apptainer exec
+            image.sif python`.
     """
 
     partition: Annotated[str | None, arg(metavar="NAME")] = None
@@ -142,6 +142,9 @@ class RenderOptions:
             parse_shards(self.shards)
         if self.executor == "slurm":
             self._check_slurm()
+        elif self.slurm != SlurmOptions():
+            wrong = [f.name for f in fields(SlurmOptions) if getattr(self.slurm, f.name) != f.default]
+            raise SpecError(f"{', '.join(wrong).replace('_', '-')}: only with --executor slurm")
         # Texts will do for paths, from Python too.
         object.__setattr__(self, "out", Path(self.out))
         if self.latents is not None:
