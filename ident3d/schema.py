@@ -37,7 +37,7 @@ def from_plain(cls: type[T], data: object, where: str = "") -> T:
     """
     if not isinstance(data, dict):
         raise SpecError(f"{where or 'the file'}: expected a table of keys, got {data!r}")
-    hints, fields = _table(cls)
+    hints, fields = _table(cast(Any, cls))
     for key in data:
         if key not in fields:
             raise SpecError(f"{_join(where, key)}: unknown key; expected one of {', '.join(fields)}")
@@ -144,7 +144,7 @@ def _quick(hint: Any) -> Callable[[Any], Any] | None:
         if None not in parts:
             known = [part for part in parts if part is not None]
             return _quick_list(known[0]) if args[-1] is Ellipsis else _quick_row(known)
-    if dataclasses.is_dataclass(hint) and set(_table(hint)[0].values()) <= {bool, int, str}:
+    if dataclasses.is_dataclass(hint) and set(_table(cast(Any, hint))[0].values()) <= {bool, int, str}:
         return _quick_record(hint)
     return None
 

@@ -128,3 +128,57 @@ def test_a_number_past_every_float_is_refused() -> None:
     # TOML and JSON parsers of Python give whole numbers of any length.
     with pytest.raises(SpecError, match=r"inner\.size: expected a number"):
         from_plain(Outer, {**GOOD, "inner": {"size": 10**400}})
+
+
+@dataclass(frozen=True)
+class Flat:
+    name: str
+    size: int
+    good: bool = True
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise SpecError(f"size = {self.size}: expected 0 or more")
+
+
+@dataclass(frozen=True)
+class Lists:
+    flat: tuple[Flat, ...] = ()
+    rows: tuple[tuple[tuple[int, int], ...], ...] = ()
+    inner: tuple[Inner, ...] = ()
+
+
+def test_lists_of_tables_hold_each_of_them() -> None:
+    whole = {"name": "a", "size": 1, "good": False}
+    built = from_plain(Lists, {"flat": [whole, {"size": 2, "name": "b"}, whole], "inner": [{"size": 1}]})
+    assert built == Lists((Flat("a", 1, False), Flat("b", 2), Flat("a", 1, False)), (), (Inner(1.0),))
+
+
+def test_lists_of_lists_become_tuples_all_the_way() -> None:
+    value = Lists(rows=(((0, 1), (2, 3)), (), ((4, 5),)))
+    built = from_plain(Lists, to_plain(value))
+    assert built == value
+    assert isinstance(hash(built), int)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"flat": [{"name": "a", "size": True, "good": True}]}, "flat[0].size: expected a whole number, got True"),
+        ({"flat": [{"name": "a", "size": 1, "good": 1}]}, "flat[0].good: expected true or false, got 1"),
+        ({"flat": [{"name": None, "size": 1, "good": True}]}, "flat[0].name: expected a text, got None"),
+        ({"flat": 2 * [{"name": "a", "size": 1, "good": True}] + [{"name": "a"}]}, "flat[2].size: missing"),
+        ({"flat": [{"name": "a", "size": 1, "god": True}]}, "flat[0].god: unknown key"),
+        ({"flat": [{"name": "a", "size": 1, "good": True, "x": 1}]}, "flat[0].x: unknown key"),
+        ({"flat": [{"name": "a", "size": -1, "good": True}]}, "flat[0]: size = -1: expected 0 or more"),
+        ({"flat": ["a"]}, "flat[0]: expected a table of keys, got 'a'"),
+        ({"flat": {"a": 1}}, "flat: expected a list, each a table, got {'a': 1}"),
+        ({"rows": [[[0, 1]], [[2, 3], [4, 5.0]]]}, "rows[1][1][1]: expected a whole number, got 5.0"),
+        ({"rows": [[[0, 1, 2]]]}, "rows[0][0]: expected a list of 2 values"),
+        ({"rows": [[0]]}, "rows[0][0]: expected a list of 2 values"),
+        ({"rows": [0]}, "rows[0]: expected a list, each a list of 2 values"),
+    ],
+)
+def test_what_does_not_fit_in_a_long_list_is_named_by_its_path(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=f"^{re.escape(message)}"):
+        from_plain(Lists, change)

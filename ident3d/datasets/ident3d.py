@@ -20,7 +20,13 @@ from ident3d.shards.reader import SplitReader
 if TYPE_CHECKING:
     from ident3d.datasets.streaming import Ident3DStream
 
-__all__ = ["Ident3D"]
+__all__ = ["MAPPED_BYTES", "Ident3D"]
+
+MAPPED_BYTES = 1 << 30
+"""Latents and categories of more bytes are mapped from their files, read-only, and not copied into memory.
+
+Smaller ones are copied, since torch warns when it is given an array that is read-only, and a user may write into them.
+"""
 
 
 class Ident3D(ShardedSplit, PictureDataset):
@@ -45,10 +51,13 @@ class Ident3D(ShardedSplit, PictureDataset):
     Attributes:
         root, split, transform, target_transform, normalize, on_error: as given.
         manifest: what the dataset is (`dataset.json`).
-        latents: all latents of the split, float32 (N, factors). Reading them decodes nothing.
+        latents: all latents of the split, float32 (N, factors). Reading them decodes nothing. Past 1 GB they are mapped
+            from their file, read-only, and take no memory until they are read; a choice of factors, or another order
+            of them, is a copy in memory at any size, 4 bytes a number.
         categories: numbers of labels, int64 (N, categorical factors); most datasets have none.
         factors: the factors, and by name all samples' values: see `FactorTable`.
-        pair_latents: those of the positives, where the split was rendered with `--pairs`; else None.
+        pair_latents: those of the positives, where the split was rendered with `--pairs`, kept as `latents` are. Of
+            frames in order of time those of the next frame, the last one's own in its place, always a copy. Else None.
 
     Raises:
         DatasetError: no dataset there, an unfinished or damaged one, a newer format, or no such split.
@@ -96,11 +105,13 @@ class Ident3D(ShardedSplit, PictureDataset):
         self.categories: Int64[Array, "samples categorical"] = np.zeros((entry.samples, 0), np.int64)
         if self.categorical:
             stored = self._read_array("categories.npy", entry.categories_sha256, np.int64, len(self.categorical))
-            self.categories = np.array(stored)
+            self.categories = stored if stored.nbytes > MAPPED_BYTES else np.array(stored)
 
     def _latents(self, name: str, sha256: str) -> Float[Array, "samples factors"]:
         stored = self._read_array(name, sha256, np.float32, len(self.manifest.factor_table))
-        return np.ascontiguousarray(stored[:, self.columns.columns])
+        if stored.nbytes > MAPPED_BYTES and np.array_equal(self.columns.columns, np.arange(stored.shape[1])):
+            return stored
+        return np.take(stored, self.columns.columns, axis=1)
 
     def _read_array(self, name: str, sha256: str, dtype: type[np.generic], width: int) -> Array:
         path, shown = self.files.path(name, sha256), self.files.text(name)
@@ -129,7 +140,10 @@ class Ident3D(ShardedSplit, PictureDataset):
 
     def fingerprint(self) -> str:
         """The checksums of all shards, in one."""
-        return hashlib.sha256("".join(shard.sha256 for shard in self.entry.shards).encode()).hexdigest()
+        digest = hashlib.sha256()
+        for shard in self.entry.shards:
+            digest.update(shard.sha256.encode())
+        return digest.hexdigest()
 
     @property
     def has_text(self) -> bool:

@@ -132,14 +132,16 @@ def _here(asked: _Asked) -> Manifest:
 def _on_slurm(asked: _Asked) -> Manifest:
     """The whole split by Slurm jobs, which this process submits and waits for."""
     options = asked.options
+    device = options.device.upper() if options.slurm.gpus else "CPU"
     with SlurmExecutor.hold(asked.folder, asked.plan.split):
         # A call that goes on finds jobs at work, which share the folder.
         try:
             work = SplitWork.open(asked.folder, asked.plan.split)
+            asked.folder.check(dataclasses.replace(asked.plan, device=device), ignore=("blender",))
         except DatasetError:
             with asked.folder.lock(wait=LOCK_SECONDS):
                 asked.check_disk()
-                work = _begin_by_a_look(asked, device=options.device.upper() if options.slurm.gpus else "CPU")
+                work = _begin_by_a_look(asked, device)
         executor = SlurmExecutor(work, options.slurm, options.crew())
         _render(work, executor.unfinished(), work.jobs, executor, quiet=options.quiet, record=False)
         with asked.folder.lock(wait=LOCK_SECONDS):

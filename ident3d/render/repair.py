@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ident3d.errors import DatasetError
-from ident3d.files import array_sha256, npy_bytes, read_npy, write_atomic
+from ident3d.files import array_sha256, read_npy
 from ident3d.render.crew import Crew, CrewOptions
 from ident3d.render.executors import run_shards
 from ident3d.render.finish import latent_files, split_entry
@@ -27,7 +27,7 @@ from ident3d.render.process import blender_python
 from ident3d.scene import SceneSpec
 from ident3d.shards.location import Location, SplitFiles
 from ident3d.shards.manifest import Manifest, read_manifest, shard_name, write_manifest
-from ident3d.shards.reader import rebuild_index
+from ident3d.shards.reader import write_rebuilt_index
 from ident3d.shards.salvage import find_samples
 from ident3d.shards.summary import ShardSummary, file_sha256, map_file, summarise
 from ident3d.shards.verify import Problem, load_latents
@@ -109,7 +109,7 @@ class _SplitRepair:
                 wrong = [k for k in damaged if not self.intact(k)]
                 if wrong:
                     lines += self.render(wrong, work, salvage=salvage)
-            lines += self.settle(latents, work)
+            lines += self.settle(latents, work, damaged)
         for shard in damaged:
             self.damaged_path(shard).unlink(missing_ok=True)
         return lines
@@ -207,19 +207,18 @@ class _SplitRepair:
             path = self.target / shard_name(self.split, shard)
             yield summarise(path, start, stored_rows(latents, start, stop), self.plan.resolution)
 
-    def settle(self, latents: Sequence[NDArray[np.float32]], work: Path) -> Iterator[str]:
+    def settle(self, latents: Sequence[NDArray[np.float32]], work: Path, damaged: Sequence[int]) -> Iterator[str]:
         """Put latents, index and manifest in order with the shards as they are now."""
         entry = self.manifest.splits[self.split]
-        for name in (*latent_files(self.plan), "index.npy"):
-            if any(p.file == f"{self.split}/{name}" for p in self.problems):
-                yield f"{self.split}/{name}: written again"
-        if all(self.intact(k) for k in range(self.plan.shards)):
-            for name in latent_files(self.plan):
-                os.replace(work / name, self.target / name)
-            write_atomic(
-                self.target / "index.npy",
-                npy_bytes(rebuild_index(SplitFiles(Location(self.folder.root), self.split), entry)),
-            )
+        wrong = {p.file.rpartition("/")[2] for p in self.problems}
+        files = [name for name in (*latent_files(self.plan), "index.npy") if name in wrong]
+        yield from (f"{self.split}/{name}: written again" for name in files)
+        if all(self.intact(k) for k in damaged):
+            for name in files:
+                if name == "index.npy":
+                    write_rebuilt_index(self.target / name, SplitFiles(Location(self.folder.root), self.split), entry)
+                else:
+                    os.replace(work / name, self.target / name)
             return
         changed = split_entry(self.plan, self.target, work, self.summaries(latents))
         splits = {**self.manifest.splits, self.split: changed}

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import shutil
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,14 +21,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ident3d.errors import RenderError, SpecError
+from ident3d.errors import Ident3DError, RenderError, SpecError
 from ident3d.locks import file_lock
 from ident3d.render.crew import CrewOptions
 from ident3d.render.executors import Failure, OnEvent, Outcome
 from ident3d.render.folder import RenderFolder
 from ident3d.render.options import SlurmOptions
 from ident3d.render.plan import ShardJob
-from ident3d.render.slurm_queue import Job, Round, Rounds, array_limit, in_hand, read_queue
+from ident3d.render.slurm_queue import Job, Round, Rounds, array_limit, arrays_left, in_hand, read_queue
 from ident3d.render.states import read_states, states_folder
 from ident3d.render.work import SplitWork
 
@@ -43,6 +45,9 @@ LATE = 2
 
 SIGNAL_SECONDS = 60
 """How long before its time limit a job is told to requeue itself."""
+
+ENDING = 30
+"""Seconds that jobs whose shards are all there may take to end; then they are cancelled."""
 
 TIMEOUTS = 1000
 """How often a job may requeue itself: each time it goes on where it stopped."""
@@ -87,7 +92,10 @@ class SlurmTask:
         folder = RenderFolder(Path(self.root))
         # In place of submitit's handler, with which a cancelled job would stay until it is killed.
         with sigterm_stops():
-            failures = render_shards(folder, self.split, self.shards, self.crew, quiet=True)
+            try:
+                failures = render_shards(folder, self.split, self.shards, self.crew, quiet=True)
+            except Ident3DError as error:
+                raise SystemExit(f"ident3d: {error}") from None  # words for the job's log, from where they are told
         return [str(failure) for failure in failures]
 
     def checkpoint(self) -> Any:
@@ -118,6 +126,7 @@ class SlurmExecutor:
         self.attempts: Counter[int] = Counter()
         self.reached: dict[int, int] = {}
         self.late: Counter[int] = Counter()
+        self.seen: dict[int, Job] = {}
 
     @staticmethod
     @contextmanager
@@ -162,10 +171,11 @@ class SlurmExecutor:
                     waiting.discard(outcome.shard)
                     yield outcome
                 if not waiting:
+                    self._let_end()
                     return
         except KeyboardInterrupt as stop:
-            if waiting:
-                stop.args = (f"its jobs go on; to end them: {self._cancel()}",)
+            if cancel := self._cancel():
+                stop.args = (f"its jobs go on; to end them: {cancel}",)
             raise
 
     def _look(self, waiting: set[int], on_event: OnEvent) -> Iterator[Outcome]:
@@ -183,54 +193,61 @@ class SlurmExecutor:
             on_event({"event": "note", "text": "Slurm does not answer"})
             return
         hands = in_hand(rounds, queue)
+        self.seen |= {shard: queue[place] for shard, place in hands.items()}
         on_event({"event": "note", "text": in_words(job_states(queue, hands, states))})
         again = []
         for shard in sorted((waiting & missing) - set(hands)):
             self.late[shard] += 1
             if self.late[shard] <= LATE:
                 continue
-            failure = self._why(shard, rounds, queue)
-            if failure is None:
-                again.append(shard)
+            failures = self._why(shard, rounds, queue)
+            if failures:
+                yield Outcome(shard, failures)
             else:
-                yield Outcome(shard, (failure,))
+                again.append(shard)
         self._submit(again)
 
-    def _why(self, shard: int, rounds: list[Round], queue: dict[tuple[str, int], Job]) -> Failure | None:
-        """Why a shard is not there though no job has it in hand; None where another job is to try."""
+    def _why(self, shard: int, rounds: list[Round], queue: dict[tuple[str, int], Job]) -> tuple[Failure, ...]:
+        """Why a shard is not there though no job has it in hand; nothing where another job is to try."""
         state = read_states(self.work.work).get(shard)
         if state is not None and state.state == "failed":
-            return Failure(shard, None, state.message)
+            return state.failures
         last = None
         for made in rounds:
             for place, group in enumerate(made.groups):
                 if shard in group:
                     last = queue.get((made.name, place))
+        if last is None and shard in self.seen and self.seen[shard].waits:
+            # Slurm remembers jobs that have run for some minutes, but not one that was cancelled before.
+            last = dataclasses.replace(self.seen[shard], state="CANCELLED")
         if last is not None and last.state == "CANCELLED":
-            return Failure(shard, None, f"its job {last.id} was cancelled; run the same command to submit it again")
+            words = f"its job {last.id} was cancelled; run the same command to submit it again"
+            return (Failure(shard, None, words),)
         done = state.done if state is not None else 0
         if done > self.reached.get(shard, 0):
             self.reached[shard] = done
             self.attempts[shard] = 0
         self.attempts[shard] += 1
         if self.attempts[shard] < ATTEMPTS:
-            return None
-        ended = (
-            "of which Slurm tells no more" if last is None else f"the last, {last.id}, as {last.state} ({last.reason})"
-        )
-        logs = self.rounds.folder / "jobs"
-        return Failure(shard, None, f"{ATTEMPTS} jobs ended without it, {ended}; their logs are in {logs}")
+            return ()
+        ended, logs = "of which Slurm tells no more", self.rounds.folder / "jobs"
+        if last is not None:
+            log = logs / f"{last.id}_0_log.out"
+            ended = f"the last, {last.id}, as {last.state} ({last.reason}); its log says: {log_end(log)}"
+        return (Failure(shard, None, f"{ATTEMPTS} jobs ended without it, {ended}; their logs are in {logs}"),)
 
     def _submit(self, shards: Iterable[int]) -> None:
         """Submit shards in a new round."""
         chosen = sorted(shards)
         if not chosen:
             return
+        states = read_states(self.work.work)
         for shard in chosen:
             self.late[shard] = 0
-            if (state := read_states(self.work.work).get(shard)) is not None and state.state == "failed":
+            self.seen.pop(shard, None)
+            if (state := states.get(shard)) is not None and state.state == "failed":
                 (states_folder(self.work.work) / f"{shard:06d}.json").unlink(missing_ok=True)
-        each = self.slurm.job_shards or max(self.slurm.workers, -(-len(chosen) // array_limit()))
+        each = max(self.slurm.job_shards or self.slurm.workers, -(-len(chosen) // array_limit()))
         groups = tuple(tuple(chosen[k : k + each]) for k in range(0, len(chosen), each))
         made = self.rounds.add(groups)
         submit_round(made, self.rounds.folder / "jobs", self._tasks(groups), self.slurm)
@@ -239,8 +256,23 @@ class SlurmExecutor:
         root = str(self.work.folder.root.resolve())
         return [SlurmTask(root, self.work.plan.split, group, self.crew) for group in groups]
 
+    def _let_end(self) -> None:
+        """Wait for the jobs to end, which have nothing left to do: their files are removed when the dataset is made."""
+        left: list[str] = []
+        for _ in range(ENDING):
+            left = arrays_left(read_queue(self.rounds.read()) or {})
+            if not left:
+                return
+            time.sleep(1)
+        subprocess.run(["scancel", *left], capture_output=True, check=False)
+
     def _cancel(self) -> str:
-        return "scancel " + " ".join(f"--name={made.name}" for made in self.rounds.read()[-1:])
+        """The command that ends all jobs, or nothing where none is left."""
+        rounds = self.rounds.read()
+        queue = read_queue(rounds)
+        if queue is None:
+            return "; ".join(f"scancel --name={made.name}" for made in rounds)
+        return " ".join(["scancel", *left]) if (left := arrays_left(queue)) else ""
 
 
 def submit_round(made: Round, folder: Path, tasks: list[SlurmTask], slurm: SlurmOptions) -> None:
@@ -259,7 +291,8 @@ def submit_round(made: Round, folder: Path, tasks: list[SlurmTask], slurm: Slurm
         "signal_delay_s": min(SIGNAL_SECONDS, 15 * slurm.time),
         "stderr_to_stdout": True,
         "setup": list(slurm.setup) or None,
-        "srun_args": list(slurm.srun) or None,
+        # Since Slurm 22.05 a step has one core, whatever its job has, unless it asks as well.
+        "srun_args": [f"--cpus-per-task={slurm.cpus}", *slurm.srun],
         # A job whose node dies goes on elsewhere, whatever the cluster's default.
         "additional_parameters": {"requeue": True, **dict(text.split("=", 1) for text in slurm.sbatch)},
         "gpus_per_node": slurm.gpus or None,
@@ -269,11 +302,34 @@ def submit_round(made: Round, folder: Path, tasks: list[SlurmTask], slurm: Slurm
     executor = submitit.SlurmExecutor(folder, max_num_timeout=TIMEOUTS, python=slurm.node_python)
     executor.update_parameters(**{name: value for name, value in options.items() if value is not None})
     try:
-        with executor.batch():
+        with outside_of_jobs(), executor.batch():
             for task in tasks:
                 executor.submit(task)
     except (utils.FailedJobError, utils.FailedSubmissionError) as error:
         raise RenderError(f"Slurm refused the jobs: {str(error).strip()}") from None
+
+
+@contextmanager
+def outside_of_jobs() -> Iterator[None]:
+    """Hide what Slurm tells of the job that this process may be part of: its own jobs would take it for theirs."""
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS")
+    mine = {name: value for name, value in os.environ.items() if name.startswith("SLURM_") and name not in kept}
+    for name in mine:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(mine)
+
+
+def log_end(log: Path, lines: int = 3) -> str:
+    """The last words of a job's log, without Slurm's own."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "nothing"
+    said = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join([line for line in said if not line.startswith(("srun: ", "slurmstepd: "))][-lines:]) or "nothing"
 
 
 def _picture(job: ShardJob, done: int) -> dict[str, Any]:
@@ -287,8 +343,7 @@ def job_states(
     counts: Counter[str] = Counter()
     begun = set(begun)
     for shard, place in hands.items():
-        state = queue[place].state
-        waits = state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+        waits = queue[place].waits
         counts["running" if not waits else "requeued" if shard in begun else "pending"] += 1
     return counts
 

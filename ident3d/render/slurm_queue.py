@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import secrets
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ from ident3d.errors import SpecError
 from ident3d.files import write_json
 from ident3d.schema import from_plain, to_plain
 
-__all__ = ["Job", "Round", "Rounds", "array_limit", "in_hand", "read_queue"]
+__all__ = ["Job", "Round", "Rounds", "array_limit", "arrays_left", "in_hand", "read_queue"]
 
 OVER = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"}
 OVER |= {"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
@@ -58,6 +60,11 @@ class Job:
         """Whether it has ended. A job that Slurm has requeued has not."""
         return self.state in OVER
 
+    @property
+    def waits(self) -> bool:
+        """Whether it has not begun, or not again since it was requeued."""
+        return self.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+
 
 class Rounds:
     """The rounds of a split, in files.
@@ -84,12 +91,15 @@ class Rounds:
         return found
 
     def add(self, groups: tuple[tuple[int, ...], ...]) -> Round:
-        """A new round, written down."""
+        """A new round, written down.
+
+        Its name is random in part: Slurm may still know jobs of a folder that has been deleted and begun again.
+        """
         self.folder.mkdir(exist_ok=True)
         number = 0
         while (path := self.folder / f"round-{number:04d}.json").exists():
             number += 1
-        made = Round(f"{self.prefix}-{number:04d}", groups)
+        made = Round(f"{self.prefix}-{number:04d}-{secrets.token_hex(3)}", groups)
         write_json(path, to_plain(made))
         return made
 
@@ -124,6 +134,11 @@ def in_hand(rounds: list[Round], queue: dict[tuple[str, int], Job]) -> dict[int,
     return found
 
 
+def arrays_left(queue: dict[tuple[str, int], Job]) -> list[str]:
+    """The numbers of the arrays of which some jobs are not over, for scancel."""
+    return sorted({job.id.split("_")[0] for job in queue.values() if not job.over}, key=int)
+
+
 def array_limit() -> int:
     """How many jobs an array may have here."""
     for line in _ask("scontrol", "show", "config") or ():
@@ -134,8 +149,10 @@ def array_limit() -> int:
 
 
 def _ask(*command: str) -> list[str] | None:
+    # The user's own defaults for squeue could hide jobs or add columns.
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=plain)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.splitlines() if done.returncode == 0 else None

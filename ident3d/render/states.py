@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ident3d.errors import SpecError
-from ident3d.render.executors import Outcome
+from ident3d.render.executors import Failure, Outcome
 from ident3d.render.plan import ShardJob
 from ident3d.schema import from_plain, to_plain
 
@@ -44,7 +44,7 @@ class ShardState:
         pid: its process there.
         job: its Slurm job, or empty.
         updated: when this was written, in seconds since 1970, by that machine's clock.
-        message: what failed.
+        failures: what could not be rendered.
     """
 
     shard: int
@@ -57,7 +57,7 @@ class ShardState:
     pid: int
     job: str
     updated: float
-    message: str = ""
+    failures: tuple[Failure, ...] = ()
 
 
 def states_folder(work: Path) -> Path:
@@ -123,8 +123,8 @@ class Recorder:
         """Note the end of a shard."""
         state = self.states.pop(outcome.shard, None) or self._begin(outcome.shard)
         if outcome.failures:
-            message = "\n".join(str(failure) for failure in outcome.failures)[-MOST_TEXT:]
-            self._write(dataclasses.replace(state, state="failed", message=message))
+            failures = tuple(dataclasses.replace(f, message=f.message[-MOST_TEXT:]) for f in outcome.failures)
+            self._write(dataclasses.replace(state, state="failed", failures=failures))
         else:
             self._path(outcome.shard).unlink(missing_ok=True)
 

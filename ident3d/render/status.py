@@ -52,7 +52,7 @@ def _in_progress(folder: RenderFolder, plan: RenderPlan) -> list[str]:
     for shard, state in states.items():
         if state.state == "failed":
             counts["failed"] += shard not in hands
-            lines.append(f"  shard {shard} failed: {state.message}")
+            lines += [f"  failed: {failure}" for failure in state.failures]
         elif shard not in hands:
             counts["running" if _alive(state) else "stopped"] += 1
         if shard in hands or state.state == "running":

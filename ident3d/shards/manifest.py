@@ -315,12 +315,6 @@ class ShardTally:
 
     Attributes:
         shards: their entries, in order.
-
-    Example:
-        >>> tally = ShardTally(lambda shard: shard_name("train", shard))
-        >>> summary = ShardSummary(1, 5, 64 * "0", (((0, 1),),), (255, 0, 0), (255**2, 0, 0))
-        >>> [s.samples for s in tally.through([summary])], tally.shards[0].name, tally.statistics(1)
-        ([1], 'train-000000.tar', ((1.0, 0.0, 0.0), (0.0, 0.0, 0.0)))
     """
 
     def __init__(self, name: Callable[[int], str]) -> None:

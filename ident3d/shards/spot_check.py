@@ -122,10 +122,6 @@ def chosen_shards(total: int, count: int, seed: int) -> list[int]:
         total: how many there are.
         count: how many to choose.
         seed: what the choice is made by.
-
-    Example:
-        >>> chosen_shards(100_000, 3, 0), chosen_shards(100_000, 4, 0)
-        ([50494, 55127, 99347], [5309, 50494, 55127, 99347])
     """
     generator, moved, chosen = random.Random(seed), dict[int, int](), []
     for i in range(min(count, total)):  # the start of a shuffle by Fisher and Yates, which holds what it moved alone

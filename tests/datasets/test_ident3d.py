@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import hashlib
 import io
 import pickle
 import re
@@ -88,6 +89,81 @@ def test_items_are_the_users_to_write_into(fabricated: Path) -> None:
     assert again.any()
     assert latents.any()
     np.testing.assert_array_equal(data.latents, before)
+
+
+@pytest.fixture
+def mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays of any size are mapped, as those past 1 GB are."""
+    monkeypatch.setattr("ident3d.datasets.ident3d.MAPPED_BYTES", 0)
+
+
+def is_mapped(array: Any) -> bool:
+    while array is not None and not isinstance(array, np.memmap):
+        array = array.base
+    return array is not None
+
+
+def test_small_arrays_are_the_users_own(fabricated_pairs: Path) -> None:
+    data = Ident3D(fabricated_pairs)
+    for array in (data.latents, data.pair_latents):
+        assert array is not None
+        assert array.flags.writeable
+        assert not is_mapped(array)
+
+
+def test_large_arrays_are_mapped_and_serve_the_same(fabricated_pairs: Path, request: pytest.FixtureRequest) -> None:
+    copied = Ident3D(fabricated_pairs)
+    request.getfixturevalue("mapping")
+    data = Ident3D(fabricated_pairs)
+    for mine, theirs in ((data.latents, copied.latents), (data.pair_latents, copied.pair_latents)):
+        assert mine is not None
+        assert theirs is not None
+        assert is_mapped(mine)
+        assert not mine.flags.writeable
+        np.testing.assert_array_equal(mine, theirs)
+    for a, b in zip(data[7] + data.pair(7), copied[7] + copied.pair(7), strict=True):
+        assert torch.equal(a, b)
+    for target in (data[7][1], data.pair(7)[3]):
+        target.zero_()  # a copy, the user's own
+    np.testing.assert_array_equal(data.latents, copied.latents)
+
+
+@pytest.mark.usefixtures("mapping")
+def test_what_is_built_on_mapped_latents_warns_of_nothing(fabricated_pairs: Path) -> None:
+    data = Ident3D(fabricated_pairs)
+    assert len(next(iter(DataLoader(data, batch_size=8)))[1]) == 8
+    assert len(next(iter(data.loader(8)))[1]) == 8
+    assert len(next(iter(data.pairs(batch_size=8)))[3]) == 8
+    assert len(next(iter(data.pairs("normal(scale=0.1)", batch_size=8)))[3]) == 8
+    split = data.to_device("cpu", quiet=True)
+    assert torch.equal(split.latents, torch.from_numpy(data.latents.copy()))
+    assert data.factors["object_x"].shape == (24,)
+
+
+@pytest.mark.usefixtures("mapping")
+def test_mapped_latents_are_opened_again_by_who_unpickles_them(fabricated: Path) -> None:
+    data = Ident3D(fabricated)
+    text = pickle.dumps(data)
+    assert data.latents[3:5].tobytes() not in text
+    again = pickle.loads(text)
+    assert is_mapped(again.latents)
+    np.testing.assert_array_equal(again.latents, data.latents)
+
+
+@pytest.mark.usefixtures("mapping")
+@pytest.mark.parametrize("names", [["object_hue", "object_x"], [*FACTORS.names[:9]], [*reversed(FACTORS.names)]])
+def test_a_choice_of_factors_is_a_copy_at_any_size(fabricated: Path, names: list[str]) -> None:
+    data = Ident3D(fabricated, factors=names)
+    assert data.latents.flags.writeable
+    assert data.latents.flags.c_contiguous
+    np.testing.assert_array_equal(data.latents, Ident3D(fabricated).latents[:, FACTORS.select(names).columns])
+    assert is_mapped(Ident3D(fabricated, factors=FACTORS.names).latents)
+
+
+def test_the_fingerprint_is_that_of_all_checksums_in_order(fabricated: Path) -> None:
+    data = Ident3D(fabricated)
+    sums = "".join(shard.sha256 for shard in data.entry.shards)
+    assert data.fingerprint() == hashlib.sha256(sums.encode()).hexdigest()
 
 
 def test_negative_indices_count_from_the_end(fabricated: Path) -> None:

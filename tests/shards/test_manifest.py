@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import re
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,15 @@ from ident3d.scenes import load_scene
 from ident3d.shards.manifest import (
     FORMAT,
     NAME,
+    ShardEntry,
+    ShardTally,
     index_array,
     pixel_statistics,
     read_manifest,
     shard_name,
     write_manifest,
 )
-from ident3d.shards.summary import ShardSummary, file_sha256, summarise
+from ident3d.shards.summary import ShardSummary, file_sha256, summarise, write_index, write_rows
 
 
 def test_a_manifest_says_what_the_dataset_is(fabricated: Path) -> None:
@@ -91,6 +95,48 @@ def test_the_index_lists_every_member_in_order(fabricated: Path) -> None:
     assert index.shape == (6, 2, 2)
     np.testing.assert_array_equal(index, np.load(fabricated / "test" / "index.npy"))
     np.testing.assert_array_equal(index[5], summaries[1].offsets[0])
+
+
+def test_an_index_is_written_shard_by_shard_and_one_is_held_at_a_time(fabricated: Path, tmp_path: Path) -> None:
+    latents = np.load(fabricated / "train" / "latents.npy")
+    held: list[weakref.ref[ShardSummary]] = []
+
+    def summaries() -> Iterator[ShardSummary]:
+        for k, path in enumerate(sorted((fabricated / "train").glob("*.tar"))):
+            assert sum(ref() is not None for ref in held) <= 1
+            found = summarise(path, 5 * k, latents[5 * k : 5 * k + 5], 16)
+            held.append(weakref.ref(found))
+            yield found
+            del found
+
+    tally = ShardTally(lambda shard: shard_name("train", shard))
+    digest = write_index(tmp_path / "index.npy", 24, 2, tally.through(summaries()))
+    entry = read_manifest(fabricated).splits["train"]
+    assert (tmp_path / "index.npy").read_bytes() == (fabricated / "train" / "index.npy").read_bytes()
+    assert digest == entry.index_sha256
+    assert tuple(tally.shards) == entry.shards
+    assert tally.statistics(16) == (entry.mean, entry.std)
+
+
+@pytest.mark.parametrize("samples", [23, 25])
+def test_an_index_of_other_samples_than_were_said_is_not_written(tmp_path: Path, samples: int) -> None:
+    summaries = [ShardSummary(n, 0, "", n * (((0, 1), (2, 3)),), (0, 0, 0), (0, 0, 0)) for n in (20, 4)]
+    (tmp_path / "index.npy").write_bytes(b"old")
+    with pytest.raises(ValueError, match=f"24 rows, expected {samples}"):
+        write_index(tmp_path / "index.npy", samples, 2, summaries)
+    assert [p.name for p in tmp_path.iterdir()] == ["index.npy"]
+    assert (tmp_path / "index.npy").read_bytes() == b"old"
+
+
+def test_rows_are_written_as_numpy_saves_them(tmp_path: Path) -> None:
+    array = np.arange(70, dtype=np.float64).reshape(7, 5, 2)
+    digest = write_rows(tmp_path / "a.npy", (7, 5, 2), np.float32, (array[i : i + 3] for i in (0, 3, 6)))
+    np.save(tmp_path / "b.npy", array.astype(np.float32))
+    assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
+    assert digest == file_sha256(tmp_path / "b.npy")
+    with pytest.raises(ValueError, match=r"rows of shape \(5,\), expected \(5, 2\)"):
+        write_rows(tmp_path / "c.npy", (7, 5, 2), np.float32, [array[..., 0]])
+    assert not list(tmp_path.glob("*c.npy*"))
 
 
 def test_a_manifest_is_read_as_it_was_written(fabricated: Path, tmp_path: Path) -> None:
@@ -185,6 +231,26 @@ def test_what_is_no_manifest_is_refused(damaged: Path, content: bytes, words: st
         (lambda d: d.update(resolution="16"), "resolution: expected a whole number"),
         (lambda d: d["splits"]["train"].update(samples=24.0), "splits.train.samples: expected a whole number"),
         (lambda d: d["splits"]["train"]["shards"][1].pop("sha256"), "splits.train.shards[1].sha256: missing"),
+        (
+            lambda d: d["splits"]["train"]["shards"][2].update(sha256=64 * "g"),
+            f"splits.train.shards[2]: sha256 = '{64 * 'g'}': expected 64 hexadecimal digits",
+        ),
+        (
+            lambda d: d["splits"]["train"]["shards"][4].update(name="../x.tar"),
+            "splits.train.shards[4]: name = '../x.tar': expected a plain file name",
+        ),
+        (lambda d: d["splits"]["train"]["shards"][0].update(bytes=0), "splits.train.shards[0]: bytes = 0: expected 1"),
+        (lambda d: d["splits"]["train"]["shards"][0].update(bytes=1.0), "shards[0].bytes: expected a whole number"),
+        (lambda d: d["splits"]["train"]["shards"][3].update(x=1), "splits.train.shards[3].x: unknown key"),
+        (lambda d: d["splits"]["train"]["shards"].pop(), "shards: expected 5 of 5 samples, 24 in all"),
+        (lambda d: d["splits"]["train"]["shards"].clear(), "shards: expected 5 of 5 samples, 24 in all"),
+        (lambda d: d["splits"]["train"]["shards"][1].update(samples=4), "shards: expected 5 of 5 samples, 24 in all"),
+        (lambda d: d["splits"]["train"]["shards"][4].update(samples=5), "shards: expected 5 of 5 samples, 24 in all"),
+        (lambda d: d["splits"]["train"].update(samples=10**18), "shards: expected 200000000000000000 of 5 samples"),
+        (
+            lambda d: d["splits"]["train"]["shards"][3].update(name="train-000001.tar"),
+            "shards: two of the same name",
+        ),
         (lambda d: d["splits"]["train"].update(mean=[0.5, 0.5]), "splits.train.mean: expected a list of 3"),
         (lambda d: d["factors"][0].update(extra=1), "factors[0].extra: unknown key"),
         (lambda d: d.update(later=1), "later: unknown key"),
@@ -222,3 +288,9 @@ def test_frozen_factors_are_kept(fabricated: Path, tmp_path: Path) -> None:
     held = dataclasses.replace(manifest.factors[0], frozen=0.25)
     write_manifest(tmp_path, dataclasses.replace(manifest, factors=(held, *manifest.factors[1:])))
     assert read_manifest(tmp_path).factor_table[0].frozen == 0.25
+
+
+def test_a_shards_entry_holds_no_table_and_pickles() -> None:
+    entry = ShardEntry("a.tar", 1, 2, 64 * "0")
+    assert not hasattr(entry, "__dict__")
+    assert pickle.loads(pickle.dumps(entry)) == entry

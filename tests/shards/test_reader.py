@@ -19,7 +19,7 @@ import ident3d.shards.reader
 from ident3d.errors import DatasetError
 from ident3d.shards.location import Location, SplitFiles
 from ident3d.shards.manifest import read_manifest
-from ident3d.shards.reader import SplitReader, rebuild_index
+from ident3d.shards.reader import SplitReader, index_blocks, rebuild_index, write_rebuilt_index
 
 
 def reader_of(root: Path, split: str = "train") -> SplitReader:
@@ -55,6 +55,29 @@ def test_a_rebuilt_index_is_the_written_one(fabricated: Path, split: str) -> Non
     written = np.load(fabricated / split / "index.npy")
     np.testing.assert_array_equal(index, written)
     assert index.dtype == written.dtype
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_an_index_is_written_again_as_it_was(damaged: Path, split: str) -> None:
+    path, entry = damaged / split / "index.npy", read_manifest(damaged).splits[split]
+    whole = path.read_bytes()
+    path.write_bytes(b"")
+    assert write_rebuilt_index(path, SplitFiles(Location(damaged), split), entry) == entry.index_sha256
+    assert path.read_bytes() == whole
+
+
+def test_an_index_is_read_shard_by_shard(damaged: Path) -> None:
+    files, entry = SplitFiles(Location(damaged), "train"), read_manifest(damaged).splits["train"]
+    (damaged / "train" / "train-000002.tar").unlink()
+    blocks, stored = index_blocks(files, entry), np.load(damaged / "train" / "index.npy")
+    np.testing.assert_array_equal(next(blocks), stored[:5])
+    np.testing.assert_array_equal(next(blocks), stored[5:10])
+    with pytest.raises(DatasetError, match=r"train-000002\.tar: missing"):
+        next(blocks)
+    with pytest.raises(DatasetError, match=r"train-000002\.tar: missing"):
+        write_rebuilt_index(damaged / "train" / "index.npy", files, entry)
+    np.testing.assert_array_equal(np.load(damaged / "train" / "index.npy"), stored)
+    assert not (damaged / "train" / ".index.npy.part").exists()
 
 
 def test_an_absent_index_is_rebuilt(damaged: Path) -> None:

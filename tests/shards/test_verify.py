@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ident3d.errors import DatasetError
-from ident3d.shards.summary import EXTENSIONS
+from ident3d.shards.summary import EXTENSIONS, file_sha256
 from ident3d.shards.tar import BLOCK, END, Sample, member_bytes, scan_samples
 from ident3d.shards.verify import Problem, load_latents, verify_dataset
 
@@ -245,6 +245,47 @@ def test_a_hundred_random_bit_flips_are_all_found(damaged: Path, quick: bool) ->
         path.write_bytes(whole)
         assert str(path.relative_to(damaged)) in {p.file for p in problems}
     assert verify_dataset(damaged, quick=quick) == []
+
+
+def test_past_some_damaged_samples_a_shard_gives_their_number(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ident3d.shards.verify.MOST_SAMPLES", 7)
+    for number in (0, 1, 3):
+        os.truncate(damaged / f"train/train-00000{number}.tar", 0)
+    problems = verify_dataset(damaged)
+    assert [(p.shard, p.sample) for p in problems if p.split == "train"] == [
+        *((0, i) for i in (None, 0, 1, 2, 3, 4)),
+        *((1, i) for i in (None, 5, 6, None)),
+        (3, None),
+        (3, None),
+    ]
+    assert [p.detail for p in problems if "more" in p.detail] == [
+        "3 more samples are damaged",
+        "5 more samples are damaged",
+    ]
+
+
+@pytest.mark.parametrize("name", ["latents.npy", "index.npy"])
+@pytest.mark.parametrize("content", [b"no array", None], ids=["text", "of another shape"])
+def test_an_array_that_is_none_whatever_its_checksum_is_a_problem(
+    damaged: Path, name: str, content: bytes | None
+) -> None:
+    path = damaged / "train" / name
+    digest = file_sha256(path)
+    np.save(path, np.zeros((3, 3))) if content is None else path.write_bytes(content)
+    rewrite(damaged, lambda d: d.replace(digest.encode(), file_sha256(path).encode()), "dataset.json")
+    (problem,) = verify_dataset(damaged)
+    assert str(problem).startswith(f"train/{name}: altered: ")
+
+
+def test_links_to_shards_are_followed(damaged: Path, tmp_path: Path) -> None:
+    shutil.move(damaged / SHARD, tmp_path / "elsewhere.tar")
+    (damaged / SHARD).symlink_to(tmp_path / "elsewhere.tar")
+    assert verify_dataset(damaged) == []
+    (tmp_path / "elsewhere.tar").unlink()
+    assert verify_dataset(damaged) == [Problem(SHARD, "missing", "train", 1)]
+    (damaged / SHARD).unlink()
+    (damaged / SHARD).mkdir()
+    assert verify_dataset(damaged) == [Problem(SHARD, "missing", "train", 1)]
 
 
 def test_a_problem_in_words() -> None:
