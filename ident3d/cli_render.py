@@ -52,14 +52,16 @@ class Finalize:
     Attributes:
         out: the dataset's folder.
         split: the split.
+        quick: do not read every shard again; `ident3d verify` can be asked for that later.
     """
 
     out: Positional[Annotated[Path, arg(metavar="OUT")]]
     split: str = "train"
+    quick: FlagCreatePairsOff[bool] = False
 
     def run(self) -> None:
         """Write the manifest, and say what is there now."""
-        print(_told(self.out, self.split, finalize(self.out, self.split)))
+        print(_told(self.out, self.split, finalize(self.out, self.split, quick=self.quick)))
 
 
 def _told(out: Path, split: str, manifest: Manifest) -> str:

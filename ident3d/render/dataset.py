@@ -269,12 +269,14 @@ def _failed(failures: Iterable[Failure]) -> RenderError:
     return RenderError("what could not be rendered, though tried again; all else is stored:\n" + "\n".join(lines))
 
 
-def finalize(root: Path, split: str = "train") -> Manifest:
+def finalize(root: Path, split: str = "train", *, quick: bool = False) -> Manifest:
     """Make a dataset of shards that were rendered in parts: index, latents, card, and the manifest last.
 
     Args:
         root: the dataset's folder.
         split: train, val or test.
+        quick: believe what was noted of each shard when it was written, if its size is the same, and do not read it
+            again; `verify` does so whenever you like.
 
     Returns:
         The dataset's manifest. A split that is finished already is left as it is.
@@ -292,8 +294,8 @@ def finalize(root: Path, split: str = "train") -> Manifest:
     if plan is not None:
         folder.create()
         with folder.lock(), folder.disk_errors():
-            return SplitWork.open(folder, split).finish()
-    return SplitWork.open(folder, split).finish()
+            return SplitWork.open(folder, split).finish(quick=quick)
+    return SplitWork.open(folder, split).finish()  # which says that there is none
 
 
 def _already_done(folder: RenderFolder, plan: RenderPlan) -> Manifest | None:

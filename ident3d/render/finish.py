@@ -33,15 +33,18 @@ from ident3d.shards.workfolder import trusted_summary
 __all__ = ["finished_summary", "finish_split", "gpus_folder", "latent_files", "save_scene", "split_entry"]
 
 
-def finished_summary(job: ShardJob, latents: NDArray[np.float32], resolution: int) -> ShardSummary | None:
+def finished_summary(
+    job: ShardJob, latents: NDArray[np.float32], resolution: int, *, quick: bool = False
+) -> ShardSummary | None:
     """The summary of a shard that is in place, or None where it must be rendered: see `trusted_summary`.
 
     Args:
         job: the shard's.
         latents: of its samples, (n, 10), or (n, 2, 10) for pairs.
         resolution: the pictures' side in pixels.
+        quick: believe the sidecar of a shard of the right size.
     """
-    return trusted_summary(Path(job.path), Path(job.sidecar), job.start, latents, resolution)
+    return trusted_summary(Path(job.path), Path(job.sidecar), job.start, latents, resolution, quick=quick)
 
 
 def save_scene(root: Path, scene: Scene) -> None:

@@ -96,9 +96,11 @@ class SplitWork:
             raise DatasetError(f"{folder.root}/scene: not the scene of the plan; {again}")
         return cls(folder, scene, plan, latents)
 
-    def summary(self, job: ShardJob) -> ShardSummary | None:
-        """What is known of a shard that is in place, or None where it must be rendered; reads all of it."""
-        return finished_summary(job, stored_rows(self._latents, job.start, job.stop), self.plan.resolution)
+    def summary(self, job: ShardJob, *, quick: bool = False) -> ShardSummary | None:
+        """What is known of a shard that is in place, or None where it must be rendered. All of it is read; if `quick`,
+        what was noted when it was written is believed, where its size is the same."""
+        latents = stored_rows(self._latents, job.start, job.stop)
+        return finished_summary(job, latents, self.plan.resolution, quick=quick)
 
     def unfinished(self, shards: Iterable[int] | None = None) -> list[ShardJob]:
         """The jobs, of all shards or of some, that are not in place."""
@@ -200,8 +202,11 @@ class SplitWork:
                 held.append(stack.enter_context(file_lock(locks / f"{shard:06d}.lock", busy, wait=wait)))
             yield tuple(held)
 
-    def finish(self) -> Manifest:
+    def finish(self, *, quick: bool = False) -> Manifest:
         """Write all that makes the finished shards a dataset, the manifest last.
+
+        Args:
+            quick: do not read the shards again.
 
         Raises:
             DatasetError: shards that are not there, or damaged.
@@ -209,15 +214,16 @@ class SplitWork:
         missing = self.missing()
         if missing:
             raise self._unfinished(missing)
-        return finish_split(self.folder, self.scene, self.plan, self._summaries())
+        return finish_split(self.folder, self.scene, self.plan, self._summaries(quick))
 
-    def _summaries(self) -> Iterator[ShardSummary]:
+    def _summaries(self, quick: bool) -> Iterator[ShardSummary]:
         """The summaries of all shards, in order, some at a time: those of a large split are larger than memory."""
         threads = cores()
         with ThreadPoolExecutor(threads) as pool:  # hashing releases the interpreter lock
             for first in range(0, len(self.jobs), 4 * threads):
                 some = self.jobs[first : first + 4 * threads]
-                for job, summary in zip(some, pool.map(self.summary, some), strict=True):
+                found = pool.map(lambda job: self.summary(job, quick=quick), some)
+                for job, summary in zip(some, found, strict=True):
                     if summary is None:
                         raise self._unfinished([job.shard])
                     yield summary
