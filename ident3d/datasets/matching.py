@@ -1,7 +1,8 @@
 """From a drawn z~ to the nearest stored sample: exactly, or by an approximate index of FAISS.
 
 `exact` is `ident3d.datasets.nearest`, made for this: at 250,000 samples it is faster than either approximate index and
-ready in a tenth of a second, so it needs no cache. `hnsw` is a graph of small worlds. `ivf` is the inverted file over
+ready in a tenth of a second, so it needs no cache. From two millions on it is `ident3d.datasets.grid_files`: built
+once, and searched where it lies, in a mapped file. `hnsw` is a graph of small worlds. `ivf` is the inverted file over
 an HNSW quantiser that Zimmermann et al. 2021 match with. Both are built in one thread, since a graph that several
 threads build differs from run to run, and so would the pairs.
 """
@@ -30,6 +31,10 @@ __all__ = ["MATCHES", "Metric", "Nearest", "make_index"]
 
 MATCHES = ("exact", "hnsw", "ivf")
 LEAST_WEIGHT = 1e-9
+
+ON_DISK = 2_000_000
+"""Samples from which on the exact index is kept in a file where there is a folder for it; it is then the faster."""
+
 DEFAULTS = {
     "exact": {},
     "hnsw": {"neighbours": 16, "ef_construction": 40, "ef_search": 64},
@@ -90,7 +95,10 @@ class Metric:
         return cls(columns, values)
 
     def coordinates(self, latents: Float32[Array, "n dim"]) -> Float32[Array, "n d"]:
-        """The columns that count, scaled so that the metric is the plain distance between rows."""
+        """The columns that count, scaled so that the metric is the plain distance between rows: at no cost where these
+        are all columns as they are."""
+        if self.columns == tuple(range(latents.shape[1])) and set(self.weights) == {1.0}:
+            return np.ascontiguousarray(latents, np.float32)
         return np.ascontiguousarray(latents[:, self.columns] * np.sqrt(np.array(self.weights)), np.float32)
 
 
@@ -147,15 +155,19 @@ def make_index(
         metric: what is near.
         match: one of MATCHES.
         options: of that index: see DEFAULTS.
-        cache: where FAISS indices are kept.
+        cache: where FAISS indices are kept, and grids over `ON_DISK` samples and more.
 
     Raises:
         SpecError: an unknown index or option; FAISS is absent.
     """
     complete = check_match(match, options)
-    points = metric.coordinates(latents)
+    settings = {"columns": metric.columns, "weights": metric.weights}
     if match == "exact":
-        return GridIndex(points).search
+        grid = None
+        if cache is not None and len(latents) >= ON_DISK:
+            grid = cache.grid(settings, lambda chosen: metric.coordinates(latents[chosen]), len(latents))
+        return GridIndex(metric.coordinates(latents)).search if grid is None else grid.search
+    points = metric.coordinates(latents)
     faiss = _load_faiss()
     make = _make_hnsw if match == "hnsw" else _make_ivf
 
@@ -163,10 +175,7 @@ def make_index(
         with _one_thread(faiss):
             return make(faiss, points, complete)
 
-    if cache is None:
-        index = build()
-    else:
-        index = cache.get(match, {"options": complete, "columns": metric.columns, "weights": metric.weights}, build)
+    index = build() if cache is None else cache.get(match, {"options": complete, **settings}, build)
     # Where FAISS reads them: an attribute of another name on the index would be taken without effect.
     if match == "hnsw":
         index.hnsw.efSearch = complete["ef_search"]

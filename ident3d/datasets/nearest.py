@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["GridIndex"]
+from ident3d.datasets.cells import distinct, two_groups
+
+__all__ = ["Best", "GridIndex"]
 
 Array = NDArray[Any]
 
@@ -37,11 +39,11 @@ class GridIndex:
     """
 
     def __init__(self, points: NDArray[np.float32], cell: int = CELL) -> None:
-        samples, kept = len(points), _distinct(points)
+        samples, kept = len(points), distinct(points)
         points = points[kept]
         n, self.dim = points.shape
         self.slabs = _slabs(points, max(1, n // cell))
-        self.groups = _two_groups([len(low) for low, _ in self.slabs])
+        self.groups = two_groups([len(low) for low, _ in self.slabs])
         code = self._cell_of_points(points)
         order = np.argsort(code, kind="stable")
         self.order = kept[order]
@@ -108,23 +110,6 @@ class GridIndex:
         return _Search(self, queries, exclude).run()
 
 
-def _distinct(points: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Indices of the points without repetitions, but for two of each: one may be excluded.
-
-    Thousands of equal points, as few-valued factors make them, would all be candidates of the same queries.
-    """
-    bits = np.ascontiguousarray(points).view(np.uint32).astype(np.uint64)
-    odd = np.random.default_rng(0).integers(2**63, size=bits.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-    hashed = (bits * odd).sum(axis=1, dtype=np.uint64)
-    order = np.argsort(hashed, kind="stable")
-    alike = np.flatnonzero(hashed[order[1:]] == hashed[order[:-1]])
-    kept = np.ones(len(points), bool)
-    # Others of the same hash, should there ever be any, stand between equal ones: then all are kept.
-    if (points[order[alike + 1]] == points[order[alike]]).all():
-        kept[order[np.flatnonzero(hashed[order[2:]] == hashed[order[:-2]]) + 2]] = False
-    return np.flatnonzero(kept)
-
-
 def _slabs(points: NDArray[np.float32], cells: int) -> list[tuple[Array, Array]]:
     """The lower and upper bounds of each dimension's slabs, which hold about as many points each.
 
@@ -146,17 +131,44 @@ def _slabs(points: NDArray[np.float32], cells: int) -> list[tuple[Array, Array]]
     return slabs
 
 
-def _two_groups(counts: list[int]) -> tuple[list[int], list[int]]:
-    """The dimensions that are divided, in two groups of about as many cells: distances to all cells are then sums of
-    one entry of each of two short tables."""
-    groups: tuple[list[int], list[int]] = ([], [])
-    sizes = [1, 1]
-    for i in sorted(range(len(counts)), key=lambda i: -counts[i]):
-        if counts[i] > 1:
-            k = int(sizes[1] < sizes[0])
-            groups[k].append(i)
-            sizes[k] *= counts[i]
-    return groups
+class Best:
+    """The nearest points that a search has found so far.
+
+    Args:
+        queries: how many there are.
+
+    Attributes:
+        distance: squared, float64 (queries,); inf where none is found.
+        found: numbers of the points, int64 (queries,); -1 where none is found.
+    """
+
+    def __init__(self, queries: int) -> None:
+        self.distance = np.full(queries, np.inf)
+        self.found = np.full(queries, -1, np.int64)
+
+    def offer(
+        self, queries: NDArray[np.int64], found: NDArray[np.int64], distance: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Keep what is nearer, or as near and of a lesser number.
+
+        Args:
+            queries: which each candidate is of, several of one too.
+            found: the candidates.
+            distance: theirs, squared.
+
+        Returns:
+            The queries that have a nearest point now that they did not have, each once, and its squared distance.
+        """
+        better = np.flatnonzero(distance <= self.distance[queries])
+        queries, found, distance = queries[better], found[better], distance[better]
+        nearer = (distance < self.distance[queries]) | (found < self.found[queries])
+        queries, found, distance = queries[nearer], found[nearer], distance[nearer]
+        # The first of each query's candidates, by distance and then by index.
+        ranked = np.lexsort((found, distance, queries))
+        ranked = ranked[np.diff(queries[ranked], prepend=-1) != 0]
+        queries, distance = queries[ranked], distance[ranked]
+        self.distance[queries], self.found[queries] = distance, found[ranked]
+        return queries, distance
 
 
 class _Search:
@@ -181,8 +193,7 @@ class _Search:
         # Bounds the rounding of a float32 product of d + 1 terms, each at most (reach + |q|)^2.
         reach = index.reach + float(np.sqrt(self.square.max(initial=0)))
         self.margin = np.float32((index.dim + 4) * 2.0**-23 * reach**2)
-        self.best = np.full(n, np.inf)
-        self.found = np.full(n, -1, np.int64)
+        self.best = Best(n)
         self.products = np.empty(BUFFER, np.float32)
         self.signs = np.zeros(BUFFER + 8, bool)
         self.hits: list[tuple[Array, Array]] = []
@@ -224,7 +235,7 @@ class _Search:
             self.improve()
         back = np.empty_like(self.rank)
         back[self.rank] = np.arange(len(back))
-        return self.best[back], self.found[back]
+        return self.best.distance[back], self.best.found[back]
 
     def each_part(self, compare: Callable[[int, Array, Array], None], cell: int, chosen: Array) -> None:
         """Compare some queries with all points of a cell, as many at a time as the buffer holds."""
@@ -278,14 +289,6 @@ class _Search:
         gaps = self.queries.take(queries, axis=0).astype(np.float64)
         gaps -= self.index.sorted.take(places, axis=0)
         distance = np.einsum("ij,ij->i", gaps, gaps)
-        better = np.flatnonzero(distance <= self.best[queries])
-        queries, found, distance = queries[better], self.index.order[places[better]], distance[better]
-        nearer = (distance < self.best[queries]) | (found < self.found[queries])
-        queries, found, distance = queries[nearer], found[nearer], distance[nearer]
-        # The first of each query's candidates, by distance and then by index.
-        ranked = np.lexsort((found, distance, queries))
-        ranked = ranked[np.diff(queries[ranked], prepend=-1) != 0]
-        queries = queries[ranked]
-        self.best[queries], self.found[queries] = distance[ranked], found[ranked]
+        changed, least = self.best.offer(queries, self.index.order[places], distance)
         # Rounded up, so that no point at the same distance is lost.
-        self.factors[queries, -1] = self.square[queries] - distance[ranked] - 2 * self.margin
+        self.factors[changed, -1] = self.square[changed] - least - 2 * self.margin

@@ -1,8 +1,10 @@
-"""GridIndex: the nearest point, exactly, whatever the points look like and whatever else is searched."""
+"""Grids in memory and in files: the nearest point, exactly, whatever the points look like and what else is searched."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ident3d.datasets import nearest
+from ident3d.datasets import grid_search, nearest
+from ident3d.datasets.grid_files import GridFile, write_grid
 from ident3d.datasets.nearest import GridIndex
 
 Points = NDArray[np.float32]
@@ -32,12 +35,25 @@ def brute_force(points: Points, queries: Points, exclude: Numbers | None = None)
 
 
 def assert_nearest(points: Points, queries: Points, cell: int = 20, exclude: Numbers | None = None) -> None:
-    """The index over these points answers as brute force does, to the last bit."""
-    distance, found = GridIndex(points, cell).search(queries, exclude)
+    """The indices over these points answer as brute force does, to the last bit."""
     expected_distance, expected = brute_force(points, queries, exclude)
-    assert [str(a.dtype) for a in (distance, found)] == ["float64", "int64"]
-    np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(distance, expected_distance)
+    for index in (GridIndex(points, cell), grid_file(points, cell)):
+        distance, found = index.search(queries, exclude)
+        assert [str(a.dtype) for a in (distance, found)] == ["float64", "int64"]
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(distance, expected_distance)
+
+
+def grid_file(points: Points, cell: int = 20) -> GridFile:
+    """The points in a file, which is mapped when this returns and has no name any more."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "points.grid"
+        write_grid(path, b"{}\n", points.__getitem__, len(points), int, cell)
+        return GridFile(path, b"{}\n", points.__getitem__, len(points))
+
+
+Maker = Callable[[Points, int], GridIndex | GridFile]
+both = pytest.mark.parametrize("make_index", [GridIndex, grid_file], ids=["memory", "file"])
 
 
 def uniform(n: int, dim: int, seed: int = 0) -> Points:
@@ -108,23 +124,26 @@ def test_the_excluded_point_does_not_count(make: Callable[[int, int], Points]) -
     assert_nearest(points, points[chosen], exclude=some)
 
 
-def test_excluding_a_point_that_is_far_changes_nothing() -> None:
+@both
+def test_excluding_a_point_that_is_far_changes_nothing(make_index: Maker) -> None:
     points, queries = uniform(1500, 3), uniform(100, 3, seed=1)
     _, found = brute_force(points, queries)
     other = (found + 700) % 1500
-    np.testing.assert_array_equal(GridIndex(points, 20).search(queries, other)[1], found)
+    np.testing.assert_array_equal(make_index(points, 20).search(queries, other)[1], found)
 
 
-def test_of_points_equally_far_the_first_is_found() -> None:
+@both
+def test_of_points_equally_far_the_first_is_found(make_index: Maker) -> None:
     points = np.array([[1, 0], [0, 1], [-1, 0], [0, -1], [0, 1], [1, 0]], np.float32)
-    index = GridIndex(points, 1)
+    index = make_index(points, 1)
     centre = np.zeros((3, 2), np.float32)
     exclude = np.array([-1, 0, 5])
     np.testing.assert_array_equal(index.search(centre, exclude)[1], [0, 1, 0])
 
 
-def test_of_equal_points_the_first_is_found_and_the_second_where_that_is_excluded() -> None:
-    index = GridIndex(equal(300, 3), 20)
+@both
+def test_of_equal_points_the_first_is_found_and_the_second_where_that_is_excluded(make_index: Maker) -> None:
+    index = make_index(equal(300, 3), 20)
     queries = uniform(4, 3)
     np.testing.assert_array_equal(index.search(queries)[1], 0)
     np.testing.assert_array_equal(index.search(queries, np.array([-1, 0, 1, 299]))[1], [0, 1, 0, 0])
@@ -139,8 +158,9 @@ def test_a_few_points(n: int, dim: int, cell: int) -> None:
     assert_nearest(points, queries, cell, np.arange(20) % n)
 
 
-def test_where_there_is_no_point_left_the_answer_is_none() -> None:
-    distance, found = GridIndex(uniform(1, 3)).search(uniform(2, 3, seed=1), np.array([0, -1]))
+@both
+def test_where_there_is_no_point_left_the_answer_is_none(make_index: Maker) -> None:
+    distance, found = make_index(uniform(1, 3), 20).search(uniform(2, 3, seed=1), np.array([0, -1]))
     assert (distance[0], found[0]) == (np.inf, -1)
     assert np.isfinite(distance[1])
     assert found[1] == 0
@@ -184,9 +204,10 @@ def test_points_that_only_float64_tells_apart(dim: int) -> None:
     assert_nearest(points, queries)
 
 
-def test_the_answer_to_a_query_does_not_depend_on_what_else_is_searched() -> None:
+@both
+def test_the_answer_to_a_query_does_not_depend_on_what_else_is_searched(make_index: Maker) -> None:
     points, queries = clumps(2000, 5), uniform(60, 5, seed=1)
-    index = GridIndex(points, 20)
+    index = make_index(points, 20)
     distance, found = index.search(queries)
     for i in range(60):
         alone = index.search(queries[i : i + 1])
@@ -203,6 +224,9 @@ def test_the_answer_to_a_query_does_not_depend_on_what_else_is_searched() -> Non
 @pytest.mark.parametrize("buffer", [1, 7, 50, 1000])
 def test_a_buffer_smaller_than_a_cell_changes_nothing(monkeypatch: pytest.MonkeyPatch, buffer: int) -> None:
     monkeypatch.setattr(nearest, "BUFFER", buffer)
+    monkeypatch.setattr(grid_search, "PRODUCTS", buffer)
+    monkeypatch.setattr(grid_search, "PART", max(1, buffer // 10))
+    monkeypatch.setattr(grid_search, "BLAS_ALONE", 10 * buffer)
     points = clumps(600, 3)
     assert_nearest(points, uniform(60, 3, seed=1), cell=40)
     assert_nearest(points, points[::10], cell=40, exclude=np.arange(0, 600, 10))
@@ -212,8 +236,8 @@ def test_a_buffer_smaller_than_a_cell_changes_nothing(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("make", [gaps, diagonal])
 def test_queries_whose_own_cell_is_empty(make: Callable[[int, int], Points]) -> None:
     points = make(2000, 3)
-    index = GridIndex(points, 20)
-    assert (np.diff(index.starts) == 0).any()
+    for index in (GridIndex(points, 20), grid_file(points, 20)):
+        assert (np.diff(index.starts) == 0).any()
     corners = np.array(np.meshgrid(*[[0, 0.5, 1]] * 3), np.float32).reshape(3, -1).T.copy()
     assert_nearest(points, np.concatenate([corners, uniform(60, 3, seed=1)]))
 
@@ -223,10 +247,11 @@ def test_the_size_of_cells_changes_nothing(cell: int) -> None:
     assert_nearest(uniform(500, 4), uniform(50, 4, seed=1), cell)
 
 
-def test_more_cells_than_16_bits_count() -> None:
+@both
+def test_very_many_cells(make_index: Maker) -> None:
     points = uniform(140_000, 2)
-    index = GridIndex(points, 1)
-    assert index.cells > 2**16
+    index = make_index(points, 1)
+    assert index.cells > 2**16 if isinstance(index, GridIndex) else index.cells.count > 40_000
     queries = np.concatenate([uniform(30, 2, seed=1), points[::7000]])
     np.testing.assert_array_equal(index.search(queries)[1], brute_force(points, queries)[1])
 
@@ -256,11 +281,12 @@ def test_small_cases_of_any_kind(data: st.DataObject) -> None:
     )
 
 
-def test_thousands_of_equal_points_are_no_burden() -> None:
+@both
+def test_thousands_of_equal_points_are_no_burden(make_index: Maker) -> None:
     """All of them are equally near: the least index that is allowed is the answer, and few candidates are held."""
     points = np.random.default_rng(0).integers(3, size=(30_000, 2)).astype(np.float32)
     queries, exclude = points[:5000] + np.float32(0.1), np.arange(5000)
-    distance, found = GridIndex(points).search(queries, exclude)
+    distance, found = make_index(points, 240).search(queries, exclude)
     first = {tuple(row): np.flatnonzero((points == row).all(axis=1))[:2] for row in np.unique(points, axis=0)}
     expected = [next(i for i in first[tuple(points[k])] if i != k) for k in range(5000)]
     np.testing.assert_array_equal(found, expected)
@@ -270,11 +296,14 @@ def test_thousands_of_equal_points_are_no_burden() -> None:
 def test_candidates_are_gone_through_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     points = np.random.default_rng(1).random((3000, 3), np.float32)
     expected = GridIndex(points).search(points, np.arange(3000))
-    monkeypatch.setattr(nearest, "MANY", 10)
-    for got, wanted in zip(GridIndex(points).search(points, np.arange(3000)), expected, strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    for module in (nearest, grid_search):
+        monkeypatch.setattr(module, "MANY", 10)
+    for index in (GridIndex(points), grid_file(points)):
+        for got, wanted in zip(index.search(points, np.arange(3000)), expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)
 
 
-def test_no_queries_have_no_answers() -> None:
-    distance, found = GridIndex(np.zeros((2, 2), np.float32)).search(np.zeros((0, 2), np.float32))
+@both
+def test_no_queries_have_no_answers(make_index: Maker) -> None:
+    distance, found = make_index(np.zeros((2, 2), np.float32), 20).search(np.zeros((0, 2), np.float32))
     assert len(distance) == len(found) == 0
