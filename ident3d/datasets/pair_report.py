@@ -234,21 +234,23 @@ def _rendered(data: Any, pairs: int, seed: int) -> tuple[Distribution, Array, Me
 def _recall(sampler: PairSampler, matches: Matches) -> float:
     """Share of positives that are as near as the nearest found by comparing with every sample, in float64."""
     metric, groups = sampler.metric, sampler.groups
-    points = metric.coordinates(sampler.latents).astype(np.float64)
     queries = metric.coordinates(matches.wanted[:RECALL_QUERIES]).astype(np.float64)
     chosen, anchors = matches.positives[: len(queries)], matches.anchors[: len(queries)]
-    rows = max(1, 8_000_000 // len(points))
-    hits = 0
-    for start in range(0, len(queries), rows):
-        part = slice(start, start + rows)
-        distance = cdist(queries[part], points, "sqeuclidean")
-        index = np.arange(len(distance))
+    best, found = np.full(len(queries), np.inf), np.full(len(queries), np.inf)
+    # A piece of the samples at a time, and of the queries: neither all points nor all distances need fit memory.
+    piece = max(1, 8_000_000 // len(queries))
+    for start in range(0, len(sampler.latents), piece):
+        points = metric.coordinates(sampler.latents[start : start + piece]).astype(np.float64)
+        distance = cdist(queries, points, "sqeuclidean")
         if groups is not None:
-            distance[groups.ids[anchors[part], None] != groups.ids] = np.inf
+            distance[groups.ids[anchors, None] != groups.ids[start : start + piece]] = np.inf
         if not sampler.allow_self:
-            distance[index, anchors[part]] = np.inf
-        hits += int((distance[index, chosen[part]] <= distance.min(axis=1)).sum())
-    return hits / len(queries)
+            own = np.flatnonzero((anchors >= start) & (anchors < start + len(points)))
+            distance[own, anchors[own] - start] = np.inf
+        here = np.flatnonzero((chosen >= start) & (chosen < start + len(points)))
+        found[here] = distance[here, chosen[here] - start]
+        best = np.minimum(best, distance.min(axis=1))
+    return float((found <= best).mean())
 
 
 def _histogram(requested: Array, realised: Array, low: float, high: float) -> Histogram:
@@ -306,7 +308,8 @@ def _summarise(
     samples = len(latents)
     spread, far = Spread.of(step), Spread.of(moved)
     ratio = far.median / spread.median if spread.median else None
-    free = int((metric.coordinates(latents).std(axis=0) > 0).sum())
+    coordinates = metric.coordinates(latents)
+    free = int((coordinates.max(axis=0) > coordinates.min(axis=0)).sum())
     report = PairReport(
         dataset=_name(data),
         samples=samples,

@@ -18,7 +18,7 @@ from ident3d.errors import SpecError
 from ident3d.files import write_json
 from ident3d.schema import from_plain, to_plain
 
-__all__ = ["Job", "Round", "Rounds", "array_limit", "arrays_left", "in_hand", "read_queue"]
+__all__ = ["Job", "Round", "Rounds", "array_limit", "arrays_left", "in_hand", "own_jobs", "read_queue"]
 
 OVER = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"}
 OVER |= {"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
@@ -132,6 +132,12 @@ def in_hand(rounds: list[Round], queue: dict[tuple[str, int], Job]) -> dict[int,
             if job is not None and not job.over:
                 found.update(dict.fromkeys(group, (made.name, place)))
     return found
+
+
+def own_jobs() -> set[str] | None:
+    """The ids of all jobs of this user that are not over, such as 12_3; None where Slurm does not answer."""
+    lines = _ask("squeue", "-h", "-r", "-u", str(os.getuid()), "-o", "%i")
+    return None if lines is None else set(lines)
 
 
 def arrays_left(queue: dict[tuple[str, int], Job]) -> list[str]:

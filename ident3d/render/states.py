@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,7 @@ class Recorder:
         self.rendered = {shard: state.rendered for shard, state in before.items()}
         self.attempts = {shard: state.attempts for shard, state in before.items()}
         self.states: dict[int, ShardState] = {}
+        self.there: defaultdict[int, set[int]] = defaultdict(set)
         self.written: dict[int, float] = {}
 
     def event(self, event: dict[str, Any]) -> None:
@@ -110,11 +112,9 @@ class Recorder:
         state = self.states.get(shard) or self._begin(shard)
         if event["event"] == "picture":
             # Of a shard that is begun again, the samples in place are told one by one.
-            state = dataclasses.replace(
-                state,
-                done=max(state.done, event["index"] - self.jobs[shard].start + 1),
-                rendered=state.rendered + (not event["kept"]),
-            )
+            self.there[shard].add(event["index"])
+            done, rendered = len(self.there[shard]), state.rendered + (not event["kept"])
+            state = dataclasses.replace(state, done=done, rendered=rendered)
         self.states[shard] = state
         if time.monotonic() - self.written.get(shard, -INTERVAL) >= INTERVAL:
             self._write(state)
@@ -122,6 +122,7 @@ class Recorder:
     def outcome(self, outcome: Outcome) -> None:
         """Note the end of a shard."""
         state = self.states.pop(outcome.shard, None) or self._begin(outcome.shard)
+        self.there.pop(outcome.shard, None)
         if outcome.failures:
             failures = tuple(dataclasses.replace(f, message=f.message[-MOST_TEXT:]) for f in outcome.failures)
             self._write(dataclasses.replace(state, state="failed", failures=failures))

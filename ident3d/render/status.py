@@ -11,7 +11,7 @@ from ident3d.errors import DatasetError
 from ident3d.render.folder import RenderFolder
 from ident3d.render.plan import RenderPlan
 from ident3d.render.slurm import in_words, job_states
-from ident3d.render.slurm_queue import Job, Rounds, in_hand, read_queue
+from ident3d.render.slurm_queue import Job, Rounds, in_hand, own_jobs, read_queue
 from ident3d.render.states import ShardState, read_states
 from ident3d.render.work import missing_shards, ranges
 
@@ -49,14 +49,16 @@ def _in_progress(folder: RenderFolder, plan: RenderPlan) -> list[str]:
     hands = in_hand(rounds, queue or {})
     counts = job_states(queue or {}, hands, states)
     lines = []
-    for shard, state in states.items():
+    alive = _alive([state for shard, state in states.items() if shard not in hands])
+    for shard, state in sorted(states.items()):
         if state.state == "failed":
             counts["failed"] += shard not in hands
             lines += [f"  failed: {failure}" for failure in state.failures]
         elif shard not in hands:
-            counts["running" if _alive(state) else "stopped"] += 1
+            counts["running" if shard in alive else "stopped"] += 1
         if shard in hands or state.state == "running":
-            lines.append(f"  {_line(state, queue[hands[shard]] if queue and shard in hands else None)}")
+            job = queue[hands[shard]] if queue and shard in hands else None
+            lines.append(f"  {_line(state, job, alive=shard in alive)}")
     counts["not begun"] = len(missing) - counts.total()
     whole = sum(stop - start for start, stop in map(plan.bounds, set(range(plan.shards)) - set(missing)))
     done = whole + sum(state.done for state in states.values())
@@ -81,8 +83,14 @@ def _last_words(root: Path, plan: RenderPlan, missing: list[int], more: int) -> 
     return lines
 
 
-def _alive(state: ShardState) -> bool:
-    """Whether the process that wrote a state may still be there: one on another machine is believed."""
+def _alive(states: list[ShardState]) -> set[int]:
+    """The shards whose processes, which no job of a round runs, may still be there."""
+    jobs = own_jobs() if any(state.job for state in states) else None
+    return {state.shard for state in states if (state.job in jobs if jobs is not None and state.job else _there(state))}
+
+
+def _there(state: ShardState) -> bool:
+    """Whether the process that wrote a state is there: one on another machine is believed to be."""
     if state.host != socket.gethostname():
         return True
     try:
@@ -94,8 +102,9 @@ def _alive(state: ShardState) -> bool:
     return True
 
 
-def _line(state: ShardState, job: Job | None) -> str:
-    where = f"{state.host}, process {state.pid}"
+def _line(state: ShardState, job: Job | None, *, alive: bool) -> str:
+    process = f"job {state.job}" if state.job else f"process {state.pid}"
+    where = f"running, {process} on {state.host}" if alive else f"stopped, was {process} on {state.host}"
     if job is not None:
         where = f"job {job.id} {job.state}, last on {state.host}"
     age = max(0, time.time() - state.updated)

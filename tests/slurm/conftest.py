@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from slurm_cluster import SlurmCluster, absent_programs
+from slurm_renders import SlurmRender  # type: ignore[import-not-found]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -35,3 +38,17 @@ def cluster(running_cluster: SlurmCluster) -> Iterator[SlurmCluster]:
     """A cluster whose node is up and idle. It is shared; jobs that a test leaves are cancelled."""
     yield running_cluster
     running_cluster.reset()
+
+
+@pytest.fixture
+def new(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Callable[..., SlurmRender]]:
+    """Makes a render of this test's own; see `SlurmRender`."""
+    made = []
+
+    def make(*options: Any, **others: Any) -> SlurmRender:
+        made.append(SlurmRender(cluster, tmp_path, *options, **others))
+        return made[-1]
+
+    yield make
+    for render in made:
+        render.close()
