@@ -74,7 +74,7 @@ class Verify:
         problems = self.check()
         for problem in problems:
             print(problem)
-        if problems and self.repair:
+        if self.repair:
             for line in repair_dataset(self.dataset, problems, self.blender_python, quiet=self.quiet):
                 print(line)
             problems = self.check()

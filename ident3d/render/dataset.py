@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import signal
 import sys
 import threading
@@ -40,9 +41,18 @@ class Interrupted(KeyboardInterrupt):
 
     status = 130
 
+    @classmethod
+    def by(cls, stop: KeyboardInterrupt, text: str) -> Interrupted:
+        """One that tells of an interrupt, and what that one says itself."""
+        told = cls(f"{text}; {stop}" if str(stop) else text)
+        told.status = getattr(stop, "status", cls.status)
+        return told
+
 
 class _Terminated(KeyboardInterrupt):
     """SIGTERM."""
+
+    status = 143
 
 
 @contextmanager
@@ -85,7 +95,13 @@ def render_dataset(options: RenderOptions) -> Manifest:
         check_slurm()
     asked.folder.create()
     with sigterm_stops(), asked.folder.disk_errors():
-        return _on_slurm(asked) if options.executor == "slurm" else _here(asked)
+        try:
+            return _on_slurm(asked) if options.executor == "slurm" else _here(asked)
+        except Interrupted:
+            raise
+        except KeyboardInterrupt as stop:  # before the first picture, or after the last
+            text = f"interrupted: {options.out} is not finished; run the same command to go on"
+            raise Interrupted.by(stop, text) from None
 
 
 class _Asked:
@@ -258,10 +274,7 @@ def _interrupted(work: SplitWork, done: int, among: Sequence[ShardJob], stop: Ke
     unit = "pairs" if work.plan.pairs else "pictures"
     total = sum(job.stop - job.start for job in among)
     text = f"interrupted: {done} of {total} {unit} are stored in {work.folder.root}; run the same command to go on"
-    told = Interrupted(f"{text}; {stop}" if str(stop) else text)
-    if isinstance(stop, _Terminated):
-        told.status = 143
-    return told
+    return Interrupted.by(stop, text)
 
 
 def _failed(failures: Iterable[Failure]) -> RenderError:
@@ -293,7 +306,7 @@ def finalize(root: Path, split: str = "train", *, quick: bool = False) -> Manife
         return manifest
     if plan is not None:
         folder.create()
-        with folder.lock(), folder.disk_errors():
+        with folder.disk_errors(), folder.lock():
             return SplitWork.open(folder, split).finish(quick=quick)
     return SplitWork.open(folder, split).finish()  # which says that there is none
 
@@ -302,6 +315,8 @@ def _already_done(folder: RenderFolder, plan: RenderPlan) -> Manifest | None:
     manifest = folder.manifest()
     if manifest is None or plan.split not in manifest.splits:
         return None
+    # What a kill between the manifest and the end left; a dataset may be read-only.
+    shutil.rmtree(folder.work(plan.split), ignore_errors=True)
     for shard in manifest.splits[plan.split].shards:
         path = folder.root / plan.split / shard.name
         if not path.is_file() or path.stat().st_size != shard.bytes:

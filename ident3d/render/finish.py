@@ -65,6 +65,8 @@ def _place(source: Path, target: Path) -> None:
     process is killed before the manifest is written."""
     part = target.with_name(f".{target.name}.part")
     part.unlink(missing_ok=True)
+    if target.exists() and target.samefile(source):
+        return  # renaming one name of a file to another of its names does nothing, and leaves both
     try:
         os.link(source, part)
     except OSError:
@@ -140,5 +142,5 @@ def finish_split(
     manifest = dataclasses.replace(base, splits=ordered)
     write_atomic(folder.root / "README.md", card_text(manifest).encode())
     write_manifest(folder.root, manifest)
-    shutil.rmtree(work)
+    shutil.rmtree(work, ignore_errors=True)  # the same command, begun since, clears it too
     return manifest

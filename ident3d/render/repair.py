@@ -35,6 +35,9 @@ from ident3d.shards.writer import part_path
 
 __all__ = ["repair_dataset"]
 
+PREFIX = "repair-"
+LATENTS = ("latents.npy", "pair.latents.npy")
+
 
 def repair_dataset(
     root: Path, problems: Sequence[Problem], python: str | None = None, *, quiet: bool = True
@@ -56,6 +59,9 @@ def repair_dataset(
         RenderError: Blender is absent or failed, or the disk is full.
     """
     manifest = read_manifest(root)
+    leftovers = _leftovers(root, manifest, problems)
+    if not problems and not leftovers:
+        return []
     if manifest.scene is None or manifest.source is not None:
         raise DatasetError(
             f"{root}: was converted, not rendered, so it cannot be repaired here; convert it again from its source"
@@ -66,7 +72,9 @@ def repair_dataset(
     folder = RenderFolder(root)
     folder.create()
     lines: list[str] = []
-    with folder.lock() as lock, folder.disk_errors():
+    with folder.disk_errors(), folder.lock() as lock:
+        for path in leftovers:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         for split in manifest.splits:
             mine = [p for p in problems if p.split == split]
             if mine:
@@ -74,6 +82,19 @@ def repair_dataset(
                 lines += repair.run()
                 manifest = read_manifest(root)
     return lines
+
+
+def _leftovers(root: Path, manifest: Manifest, problems: Sequence[Problem]) -> list[Path]:
+    """What a killed repair left: its working folders, and damaged shards whose repair was done."""
+    broken = {p.file for p in problems}
+    shards = [f"{split}/{shard.name}" for split, entry in manifest.splits.items() for shard in entry.shards]
+    parts = [root / split / f".{name}.part" for split in manifest.splits for name in (*LATENTS, "index.npy")]
+    kept = [_damaged(root / shard) for shard in shards if shard not in broken]
+    return [path for path in (*(root / RenderFolder.HIDDEN).glob(f"{PREFIX}*"), *parts, *kept) if path.exists()]
+
+
+def _damaged(path: Path) -> Path:
+    return path.with_name(f".{path.name}.damaged")
 
 
 class _SplitRepair:
@@ -101,7 +122,7 @@ class _SplitRepair:
     def run(self) -> list[str]:
         lines = list(self.remove_left_over())
         damaged = sorted({p.shard for p in self.problems if p.shard is not None})
-        with tempfile.TemporaryDirectory(dir=self.folder.hidden) as name:
+        with tempfile.TemporaryDirectory(dir=self.folder.hidden, prefix=PREFIX) as name:
             work = Path(name)
             self.keep_positives(work)
             latents = write_latents(work, self.plan, self.spec, self.given_latents())
@@ -116,7 +137,7 @@ class _SplitRepair:
 
     def damaged_path(self, shard: int) -> Path:
         """Where a damaged shard is kept until its repair is done, so that an interrupted repair loses nothing."""
-        return self.target / f".{shard_name(self.split, shard)}.damaged"
+        return _damaged(self.target / shard_name(self.split, shard))
 
     def intact(self, shard: int) -> bool:
         entry = self.manifest.splits[self.split].shards[shard]
@@ -147,14 +168,16 @@ class _SplitRepair:
     def latents_from_shards(self) -> NDArray[np.float32]:
         rows: dict[int, NDArray[np.float32]] = {}
         for shard, entry in enumerate(self.manifest.splits[self.split].shards):
-            path, (start, _) = self.target / entry.name, self.plan.bounds(shard)
-            if not path.is_file():
-                continue
-            with map_file(path) as data:
-                for place, sample in find_samples(data, start, entry.samples, self.members).items():
-                    at = sample.members["latents.npy"]
-                    with contextlib.suppress(ValueError):
-                        rows[start + place] = read_npy(bytes(data[at.offset : at.offset + at.size]))
+            start, _ = self.plan.bounds(shard)
+            # An interrupted repair has left the damaged shard under the first name; the second goes before it.
+            for path in (self.damaged_path(shard), self.target / entry.name):
+                if not path.is_file():
+                    continue
+                with map_file(path) as data:
+                    for place, sample in find_samples(data, start, entry.samples, self.members).items():
+                        at = sample.members["latents.npy"]
+                        with contextlib.suppress(ValueError):
+                            rows[start + place] = read_npy(bytes(data[at.offset : at.offset + at.size]))
         if len(rows) < self.plan.samples:
             lost = next(i for i in range(self.plan.samples) if i not in rows)
             raise DatasetError(
@@ -194,7 +217,8 @@ class _SplitRepair:
         job = ShardJob.of(self.plan, shard, self.target, work)
         path, damaged = Path(job.path), self.damaged_path(shard)
         if not salvage:
-            part_path(path).unlink(missing_ok=True)
+            for wrong in (part_path(path), path):  # what this machine cannot go on from; the damaged one is kept
+                wrong.unlink(missing_ok=True)
             return job
         if path.is_file():
             os.replace(path, damaged)

@@ -217,16 +217,23 @@ class SplitWork:
         return finish_split(self.folder, self.scene, self.plan, self._summaries(quick))
 
     def _summaries(self, quick: bool) -> Iterator[ShardSummary]:
-        """The summaries of all shards, in order, some at a time: those of a large split are larger than memory."""
-        threads = cores()
+        """The summaries of all shards, in order, some at a time: those of a large split are larger than memory.
+
+        What was noted of a shard that is damaged is deleted, so that others who go by names render it again.
+        """
+        threads, damaged = cores(), []
         with ThreadPoolExecutor(threads) as pool:  # hashing releases the interpreter lock
             for first in range(0, len(self.jobs), 4 * threads):
                 some = self.jobs[first : first + 4 * threads]
                 found = pool.map(lambda job: self.summary(job, quick=quick), some)
                 for job, summary in zip(some, found, strict=True):
                     if summary is None:
-                        raise self._unfinished([job.shard])
-                    yield summary
+                        Path(job.sidecar).unlink(missing_ok=True)
+                        damaged.append(job.shard)
+                    elif not damaged:
+                        yield summary
+        if damaged:
+            raise self._unfinished(damaged)
 
     def _unfinished(self, shards: list[int]) -> DatasetError:
         root, split = self.folder.root, self.plan.split

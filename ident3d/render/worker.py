@@ -145,6 +145,7 @@ class _Session:
         self.resolution = setup.resolution
         self.limits = (setup.pictures, setup.memory_mb)
         self.rendered = 0
+        self.path = ""
         self.spec: SceneSpec = SceneSpec.from_toml(setup.scene)
         self.renderer: Renderer = Renderer(
             self.spec,
@@ -167,11 +168,19 @@ class _Session:
         from ident3d.render.plan import ShardJob
         from ident3d.schema import to_plain
         from ident3d.shards.summary import summarise
+        from ident3d.shards.workfolder import trusted_summary
         from ident3d.shards.writer import GapWriter
 
         job = ShardJob(**fields)
+        self.path = job.path
         files = [job.latents, job.pair_latents] if job.pair_latents else [job.latents]
         latents = stored_rows([np.load(file, mmap_mode="r") for file in files], job.start, job.stop)
+        if trusted_summary(Path(job.path), Path(job.sidecar), job.start, latents, self.resolution) is not None:
+            # An earlier worker ended between the shard's last name and the news of it.
+            for i in range(len(latents)):
+                self.send("picture", index=job.start + i, kept=True)
+            self.send("shard", shard=job.shard, whole=True)
+            return
         writer = GapWriter(Path(job.path), job.start, latents, self.resolution, job.salvage)
         try:
             for i in range(writer.writer.done):
@@ -261,8 +270,8 @@ def resident_mb() -> int:
         return peak // 10**6 if sys.platform == "darwin" else peak // 1000
 
 
-def _describe(error: BaseException) -> dict[str, Any]:
-    """An error as an event: its kind decides which exception the parent raises."""
+def _describe(error: BaseException, path: str) -> dict[str, Any]:
+    """An error as an event: its kind decides which exception the parent raises; with the file that was in progress."""
     from ident3d.errors import RenderError, SpecError
 
     kind = "render" if isinstance(error, RenderError) else "defect"
@@ -272,7 +281,9 @@ def _describe(error: BaseException) -> dict[str, Any]:
         kind = "spec"
     elif isinstance(error, OSError):
         kind = "os"
-    return {"event": "error", "kind": kind, "message": str(error), "type": type(error).__name__}
+    # A write that fails names no file itself.
+    message = f"{path}: {error.strerror}" if isinstance(error, OSError) and path and not error.filename else str(error)
+    return {"event": "error", "kind": kind, "message": message, "type": type(error).__name__}
 
 
 def main() -> None:
@@ -282,6 +293,7 @@ def main() -> None:
     _die_with_parent()
     commands = _read_commands()
     _load_package()
+    session: _Session | None = None
     try:
         setup = Setup(**commands.get())
         with _few_cores(setup.threads):
@@ -308,7 +320,7 @@ def main() -> None:
             else:
                 session.picture(command["picture"])
     except Exception as error:
-        events.write(json.dumps(_describe(error)) + "\n")
+        events.write(json.dumps(_describe(error, "" if session is None else session.path)) + "\n")
         events.flush()
         with contextlib.suppress(OSError):  # the log may be on the disk that is full
             traceback.print_exc()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -73,9 +72,9 @@ class WorkFolder:
         """
         try:
             self.inner.mkdir(parents=True, exist_ok=True)
-            probe = self.hidden / f"probe-{os.getpid()}"
+            probe = self.hidden / "probe"
             probe.write_bytes(b"")
-            probe.unlink()
+            probe.unlink(missing_ok=True)  # another process may be at it
         except OSError as error:
             raise DatasetError(f"{self.root}: cannot be written: {error.strerror}") from None
 
