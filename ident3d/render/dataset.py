@@ -15,7 +15,7 @@ from types import FrameType
 import numpy as np
 from numpy.typing import NDArray
 
-from ident3d.errors import DatasetError, RenderError, SpecError
+from ident3d.errors import BusyError, DatasetError, RenderError, SpecError
 from ident3d.render.crew import CrewOptions
 from ident3d.render.disk import check_disk
 from ident3d.render.executors import Executor, Failure
@@ -209,14 +209,22 @@ def render_part(options: RenderOptions) -> list[int]:
 
 
 def _prepare(asked: _Asked) -> None:
-    """Put a split's plan and latents on disk, unless another part has."""
+    """Put a split's plan and latents on disk, unless another part has, or does so meanwhile and goes on to render."""
     with asked.folder.disk_errors():
-        try:
-            SplitWork.open(asked.folder, asked.plan.split)
-        except DatasetError:
-            with asked.folder.lock(wait=LOCK_SECONDS):
-                asked.check_disk()
-                _begin_by_a_look(asked)
+        for left in reversed(range(LOCK_SECONDS)):
+            try:
+                SplitWork.open(asked.folder, asked.plan.split)
+                return
+            except DatasetError:
+                pass
+            try:
+                with asked.folder.lock(wait=1):
+                    asked.check_disk()
+                    _begin_by_a_look(asked)
+                    return
+            except BusyError:
+                if not left:
+                    raise
 
 
 def render_shards(

@@ -133,7 +133,8 @@ def finish_split(
         scene=SceneRecord(plan.scene, plan.scene_digest, scene.mesh_path.name),
         factors=tuple(scene.spec.factor_table),
     )
-    gpus = {path.name for path in gpus_folder(work).glob("*")} | set(filter(None, [base.versions.get("gpu")]))
+    gpus = {path.name for path in gpus_folder(work).glob("*")}
+    gpus |= set(filter(None, base.versions.get("gpu", "").split(", ")))
     if gpus:
         base = dataclasses.replace(base, versions={**base.versions, "gpu": ", ".join(sorted(gpus))})
     splits = {**base.splits, plan.split: entry}

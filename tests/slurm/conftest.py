@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from slurm_cluster import SlurmCluster, absent_programs
-from slurm_renders import SlurmRender  # type: ignore[import-not-found]
+from slurm_renders import SlurmRender
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
