@@ -2,7 +2,8 @@
 
 `ident3d render` of so many pictures of 64 px runs as a command; once a second its process and its workers are asked for
 their resident memory and open files, and the logs for their size. Printed, and with --out kept as soak.json and
-soak.png: how all of them grew from the first tenth of the run to the last, by process, start of workers left out.
+soak.png: all of them in the first tenth of the run and in the last, and how much each worker grew in its own life, its
+start left out. With --recycle 0 workers live for the whole run.
 """
 
 from __future__ import annotations
@@ -83,7 +84,17 @@ def growth(seen: list[dict[str, Any]]) -> dict[str, Any]:
         "logs_mb": round(max(s["logs"] for s in seen) / 1e6, 2),
     }
     found["workers"] = len({pid for s in seen for pid in s["workers"]})
+    found["worker_growth_mb"] = [round(own_growth(seen, pid), 2) for pid in {p: 0 for s in seen for p in s["workers"]}]
     return found
+
+
+def own_growth(seen: list[dict[str, Any]], pid: int) -> float:
+    """How many MB a worker grew in its life, start left out: a line fitted through all that was seen of it."""
+    at = np.array([(s["seconds"], s["workers"][pid][0]) for s in seen if pid in s["workers"]])
+    if len(at) < 3:
+        return 0.0
+    slope = np.polyfit(at[:, 0], at[:, 1], 1)[0]
+    return float(slope * (at[-1, 0] - at[0, 0]))
 
 
 def draw(seen: list[dict[str, Any]], path: Path) -> None:

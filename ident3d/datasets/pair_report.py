@@ -308,8 +308,8 @@ def _summarise(
     samples = len(latents)
     spread, far = Spread.of(step), Spread.of(moved)
     ratio = far.median / spread.median if spread.median else None
-    coordinates = metric.coordinates(latents)
-    free = int((coordinates.max(axis=0) > coordinates.min(axis=0)).sum())
+    # A column at a time: a copy of all would be as large as the dataset's latents.
+    free = sum(bool(latents[:, column].max() > latents[:, column].min()) for column in metric.columns)
     report = PairReport(
         dataset=_name(data),
         samples=samples,

@@ -27,9 +27,7 @@ __all__ = [
     "ShardTally",
     "SourceRecord",
     "SplitEntry",
-    "index_array",
     "parse_manifest",
-    "pixel_statistics",
     "read_manifest",
     "shard_name",
     "write_manifest",
@@ -300,11 +298,6 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
     write_json(root / NAME, to_plain(manifest))
 
 
-def index_array(summaries: Iterable[ShardSummary]) -> NDArray[np.int64]:
-    """The content of index.npy: for every sample and member, its byte offset and size in its shard, (N, members, 2)."""
-    return np.concatenate([np.array(s.offsets, np.int64) for s in summaries])
-
-
 class ShardTally:
     """What a split's entry in the manifest holds of its shards, taken off their summaries as they go by.
 
@@ -338,19 +331,10 @@ class ShardTally:
     def statistics(
         self, resolution: int, pictures: int = 1
     ) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-        """Mean and std per channel over all pixels so far; see `pixel_statistics`."""
+        """Mean and std per channel over all pixels so far, in [0, 1], from exact integer sums; so many pictures a
+        sample."""
         pixels = self._samples * pictures * resolution**2
         mean = tuple(first / pixels / 255 for first in self._sums)
         both = zip(self._sums, self._squares, strict=True)
         std = tuple(math.sqrt((second * pixels - first**2) / pixels**2) / 255 for first, second in both)
         return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
-
-
-def pixel_statistics(
-    summaries: Iterable[ShardSummary], resolution: int, pictures: int = 1
-) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    """Mean and std per channel over all pixels, in [0, 1], from exact integer sums; so many pictures a sample."""
-    tally = ShardTally(str)
-    for summary in summaries:
-        tally._count(summary)
-    return tally.statistics(resolution, pictures)

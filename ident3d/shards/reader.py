@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -162,8 +163,15 @@ class SplitReader:
         try:
             fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except OSError as error:
-            raise DatasetError(f"{path}: {error.strerror}; run `ident3d verify --repair` on the dataset") from None
-        data = os.pread(fd, size, offset)
+            remedy = "run `ident3d verify --repair` on the dataset"
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                remedy = f"allow this process more (ulimit -n): each split keeps up to {MAX_OPEN} shards open"
+            raise DatasetError(f"{path}: {error.strerror}; {remedy}") from None
+        try:
+            data = os.pread(fd, size, offset)
+        except OSError:
+            os.close(fd)
+            raise
         # Another thread may have opened the same shard meanwhile: the first one stays.
         if len(self._files) >= MAX_OPEN or self._files.setdefault(shard, fd) != fd:
             os.close(fd)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ident3d.checks import whole
 from ident3d.shards.manifest import read_manifest
-from ident3d.shards.verify import Listed, Problem, SplitCheck, progress_bar, scene_problems, split_sums
+from ident3d.shards.verify import Listed, Problem, SplitCheck, progress_bar, scene_problems, other_sums
 
 __all__ = ["SampleReport", "chosen_shards", "verify_sample"]
 
@@ -109,7 +109,7 @@ def verify_sample(root: Path, count: int, seed: int = 0, *, quick: bool = False,
                     read += 1
                     damaged += any(p.shard == number for p in found)
             first += size
-            unread += [f"{name}/{file}" for file in split_sums(split)]
+            unread += [f"{name}/{file}" for file in other_sums(split)]
     return SampleReport(problems, total, absent, read, damaged, seed, quick, tuple(unread))
 
 

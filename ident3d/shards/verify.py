@@ -32,7 +32,7 @@ __all__ = [
     "load_latents",
     "progress_bar",
     "scene_problems",
-    "split_sums",
+    "other_sums",
     "verify_dataset",
 ]
 
@@ -142,7 +142,7 @@ def scene_problems(root: Path, manifest: Manifest) -> list[Problem]:
     return []
 
 
-def split_sums(entry: SplitEntry) -> dict[str, str]:
+def other_sums(entry: SplitEntry) -> dict[str, str]:
     """The files of a split besides its shards, and their checksums."""
     sums = {"latents.npy": entry.latents_sha256, "index.npy": entry.index_sha256}
     if entry.pairs:
@@ -192,7 +192,7 @@ class SplitCheck:
         }
         shapes["index.npy"] = ((self.entry.samples, len(self.entry.members), 2), np.int64)
         shapes["categories.npy"] = ((self.entry.samples, len(self.manifest.categories)), np.int64)
-        for name, expected in split_sums(self.entry).items():
+        for name, expected in other_sums(self.entry).items():
             path = self.root / self.split / name
             if not path.is_file():
                 yield self.problem(name, "missing")

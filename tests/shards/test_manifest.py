@@ -23,8 +23,6 @@ from ident3d.shards.manifest import (
     NAME,
     ShardEntry,
     ShardTally,
-    index_array,
-    pixel_statistics,
     read_manifest,
     shard_name,
     write_manifest,
@@ -71,26 +69,33 @@ def test_pixel_statistics_are_numpys_over_all_pixels(fabricated: Path, split: st
     assert (np.array(entry.std) > pixels.std(axis=(1, 2)).mean(axis=0)).all()
 
 
+def statistics(summary: ShardSummary, resolution: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    tally = ShardTally(str)
+    assert list(tally.through([summary])) == [summary]
+    return tally.statistics(resolution)
+
+
 def test_statistics_of_many_pixels_lose_no_digit() -> None:
     # 10^9 samples of 224 px, half of them 100 and half 101: in floats the difference of squares would vanish.
     n = 10**9 * 224**2 // 2
     sums, squares = 100 * n + 101 * n, 100**2 * n + 101**2 * n
-    summary = ShardSummary(10**9, 0, "", (), (sums,) * 3, (squares,) * 3)
-    mean, std = pixel_statistics([summary], 224)
+    summary = ShardSummary(10**9, 1, 64 * "0", (), (sums,) * 3, (squares,) * 3)
+    mean, std = statistics(summary, 224)
     assert mean == pytest.approx((100.5 / 255,) * 3, rel=1e-14)
     assert std == pytest.approx((0.5 / 255,) * 3, rel=1e-12)
 
 
 def test_pictures_of_one_colour_have_no_deviation() -> None:
-    summary = ShardSummary(3, 0, "", (), (3 * 64 * 7,) * 3, (3 * 64 * 49,) * 3)
-    assert pixel_statistics([summary], 8) == ((7 / 255,) * 3, (0.0,) * 3)
+    summary = ShardSummary(3, 1, 64 * "0", (), (3 * 64 * 7,) * 3, (3 * 64 * 49,) * 3)
+    assert statistics(summary, 8) == ((7 / 255,) * 3, (0.0,) * 3)
 
 
-def test_the_index_lists_every_member_in_order(fabricated: Path) -> None:
+def test_the_index_lists_every_member_in_order(fabricated: Path, tmp_path: Path) -> None:
     latents = np.load(fabricated / "test" / "latents.npy")
     paths = sorted((fabricated / "test").glob("*.tar"))
     summaries = [summarise(paths[0], 0, latents[:5], 16), summarise(paths[1], 5, latents[5:], 16)]
-    index = index_array(summaries)
+    write_index(tmp_path / "index.npy", 6, 2, summaries)
+    index = np.load(tmp_path / "index.npy")
     assert index.dtype == np.int64
     assert index.shape == (6, 2, 2)
     np.testing.assert_array_equal(index, np.load(fabricated / "test" / "index.npy"))
