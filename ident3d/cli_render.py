@@ -39,7 +39,9 @@ class Render(RenderOptions):
             print(status_text(self.out))
         elif self.shards is not None:
             missing = render_part(self)
-            rest = f"shards {ranges(missing)} are missing" if missing else f"all are there: ident3d finalize {self.out}"
+            option = "" if self.split == "train" else f" --split {self.split}"
+            there = f"all are there: ident3d finalize {self.out}{option}"
+            rest = f"shards {ranges(missing)} are missing" if missing else there
             print(f"{self.out}: shards {self.shards} of split {self.split} are finished; {rest}")
         else:
             print(_told(self.out, self.split, render_dataset(self)))

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import resource
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ident3d.errors import BusyError
+from ident3d.errors import BusyError, SpecError
 
-__all__ = ["file_lock"]
+__all__ = ["allow_files", "file_lock"]
 
 
 PAUSE = 0.1
+"""Seconds between two tries."""
+
+UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""What file systems without locks answer, such as Lustre mounted without them."""
 
 
 @contextmanager
@@ -39,7 +46,14 @@ def file_lock(path: Path, busy: str, *, shared: bool = False, wait: float = 0) -
             try:
                 fcntl.flock(file, kind | fcntl.LOCK_NB)
                 break
-            except BlockingIOError:
+            except OSError as error:
+                if error.errno in UNSUPPORTED:
+                    warnings.warn(
+                        f"{path}: no locks on this file system; let no two processes do the same", stacklevel=3
+                    )
+                    break
+                if not isinstance(error, BlockingIOError):
+                    raise
                 if left <= 0:
                     file.seek(0)
                     who = file.read().strip() or "unknown"
@@ -50,3 +64,17 @@ def file_lock(path: Path, busy: str, *, shared: bool = False, wait: float = 0) -
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield file.fileno()
+
+
+def allow_files(count: int) -> None:
+    """Let this process, and those that it starts, have so many files open, as far as the system permits.
+
+    Raises:
+        SpecError: it permits fewer.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return
+    if hard != resource.RLIM_INFINITY and hard < count:
+        raise SpecError(f"{count} open files are needed, and this system allows {hard}; give fewer shards at a time")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))

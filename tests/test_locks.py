@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from ident3d.errors import BusyError
-from ident3d.locks import file_lock
+from ident3d.errors import BusyError, SpecError
+from ident3d.locks import allow_files, file_lock
 
 BUSY = "the folder: process {process} is at work"
 HOLDER = """
@@ -35,6 +39,47 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
         assert path.read_text() == f"{os.getpid()}\n"
     with file_lock(path, BUSY), file_lock(tmp_path / "other", BUSY):
         pass
+
+
+def test_a_file_system_without_locks_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(file: object, kind: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.warns(UserWarning, match="no locks on this file system"), file_lock(tmp_path / "lock", BUSY) as fd:
+        assert fd >= 0
+
+
+def test_shared_holders_keep_out_one_that_wants_it_alone(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with file_lock(path, BUSY, shared=True) as one, file_lock(path, BUSY, shared=True) as other:
+        assert one != other
+        with pytest.raises(BusyError), file_lock(path, BUSY):
+            pass
+    with file_lock(path, BUSY), pytest.raises(BusyError), file_lock(path, BUSY, shared=True):
+        pass
+
+
+def test_a_lock_is_waited_for(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    threading.Timer(0.3, lambda: holder.communicate("")).start()
+    with file_lock(tmp_path / "lock", BUSY, wait=60):
+        assert holder.wait(60) == 0
+
+
+def test_more_files_than_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: asked.append(limits))
+    allow_files(1000)
+    allow_files(2000)
+    assert asked == [(2000, 4096)]
+    with pytest.raises(SpecError, match="5000 open files are needed, and this system allows 4096"):
+        allow_files(5000)
 
 
 def test_an_error_within_releases_it(tmp_path: Path) -> None:

@@ -24,6 +24,10 @@ RECYCLE = 10_000
 """Pictures after which a worker is replaced where the user names no number."""
 
 
+LEAST_MB = 500
+"""Megabytes below which no limit makes sense: Blender takes 300 before its first picture."""
+
+
 @dataclass(frozen=True)
 class CrewOptions:
     """What workers are told.
@@ -56,8 +60,8 @@ class CrewOptions:
             raise SpecError(f"picture_seconds = {self.picture_seconds}: expected a number above 0")
         if self.recycle < 0:
             raise SpecError(f"recycle = {self.recycle}: expected 1 or more, or 0 for never")
-        if self.worker_memory is not None and not 0.1 <= self.worker_memory < 1e6:
-            raise SpecError(f"worker_memory = {self.worker_memory}: expected gigabytes, at least 0.1")
+        if self.worker_memory is not None and not LEAST_MB <= 1000 * self.worker_memory < 1e9:
+            raise SpecError(f"worker_memory = {self.worker_memory}: expected gigabytes, at least {LEAST_MB / 1000}")
 
     def seconds(self, plan: RenderPlan) -> float:
         """The time limit of a sample: a core takes about 1.2 microseconds a pixel and Cycles sample."""
@@ -69,7 +73,8 @@ class CrewOptions:
         """The memory that each of so many workers may hold."""
         if self.worker_memory is not None:
             return int(1000 * self.worker_memory)
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 10**6 // workers
+        share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 10**6 // workers
+        return max(2 * LEAST_MB, share)
 
 
 class Crew:
@@ -120,10 +125,15 @@ class Crew:
         self.first = self.spawn(0)
         if self.first.warning:
             warnings.warn(self.first.warning, stacklevel=2)
-        # A GPU that fails later must not make the others' pictures a CPU's.
-        self.setup = dataclasses.replace(self.setup, device=self.first.device.lower())
         if wanted is None and self.first.gpus:
             self.count = self.first.gpus
+        self.setup = dataclasses.replace(
+            self.setup,
+            # A GPU that fails later must not make the others' pictures a CPU's.
+            device=self.first.device.lower(),
+            threads=options.threads or max(1, cores() // self.count),
+            memory_mb=options.megabytes(self.count),
+        )
 
     def spawn(self, number: int) -> WorkerProcess:
         """Start the worker of a number."""

@@ -21,11 +21,12 @@ from ident3d.render.disk import check_disk
 from ident3d.render.executors import Executor, Failure
 from ident3d.render.folder import RenderFolder
 from ident3d.render.latents import load_user_latents
+from ident3d.render.local import LEFT, NOT_BEGUN
 from ident3d.render.options import RenderOptions, parse_shards
 from ident3d.render.plan import RenderPlan, ShardJob
 from ident3d.render.process import blender_python
 from ident3d.render.slurm import SlurmExecutor, check_slurm
-from ident3d.render.work import LOCK_SECONDS, SplitWork, make_crew
+from ident3d.render.work import LOCK_SECONDS, SplitWork, make_crew, ranges
 from ident3d.scenes import Scene, load_scene
 from ident3d.shards.manifest import Manifest
 
@@ -72,6 +73,18 @@ def sigterm_stops() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextmanager
+def _told_how_to_go_on(out: Path) -> Iterator[None]:
+    """Give words to an interrupt before the first picture or after the last, which has none."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except KeyboardInterrupt as stop:
+        text = f"interrupted: {out} is not finished; run the same command to go on"
+        raise Interrupted.by(stop, text) from None
+
+
 def render_dataset(options: RenderOptions) -> Manifest:
     """Render one split into a dataset, going on where an earlier call with the same options stopped.
 
@@ -94,14 +107,8 @@ def render_dataset(options: RenderOptions) -> Manifest:
     if options.executor == "slurm":
         check_slurm()
     asked.folder.create()
-    with sigterm_stops(), asked.folder.disk_errors():
-        try:
-            return _on_slurm(asked) if options.executor == "slurm" else _here(asked)
-        except Interrupted:
-            raise
-        except KeyboardInterrupt as stop:  # before the first picture, or after the last
-            text = f"interrupted: {options.out} is not finished; run the same command to go on"
-            raise Interrupted.by(stop, text) from None
+    with sigterm_stops(), asked.folder.disk_errors(), _told_how_to_go_on(options.out):
+        return _on_slurm(asked) if options.executor == "slurm" else _here(asked)
 
 
 class _Asked:
@@ -117,6 +124,13 @@ class _Asked:
         blender_python(options.blender_python)
         self.folder = RenderFolder(options.out)
         self.folder.check(self.plan, ignore=("device", "blender"))
+
+    def crew(self) -> CrewOptions:
+        """What workers are told; of the device that the folder's pictures were rendered by, unless one is named."""
+        options, plans = self.options.crew(), self.folder.plans()
+        if options.device != "auto" or not plans:
+            return options
+        return dataclasses.replace(options, device=next(iter(plans.values())).device.lower())
 
     def check_disk(self) -> None:
         """Refuse what cannot fit; otherwise say what will be needed, where there will be a progress bar too."""
@@ -134,8 +148,10 @@ class _Asked:
 def _here(asked: _Asked) -> Manifest:
     """The whole split by workers of this machine."""
     with asked.folder.lock() as lock:
+        if (done := _already_done(asked.folder, asked.plan)) is not None:
+            return done
         asked.check_disk()
-        crew = make_crew(asked.options.crew(), asked.plan, asked.scene, asked.folder, (lock,))
+        crew = make_crew(asked.crew(), asked.plan, asked.scene, asked.folder, (lock,))
         try:
             work = asked.begin(crew.first.device, crew.first.blender)
             work.note_gpu(crew.first.model)
@@ -161,12 +177,12 @@ def _on_slurm(asked: _Asked) -> Manifest:
         executor = SlurmExecutor(work, options.slurm, options.crew())
         _render(work, executor.unfinished(), work.jobs, executor, quiet=options.quiet, record=False)
         with asked.folder.lock(wait=LOCK_SECONDS):
-            return work.finish()
+            return _already_done(asked.folder, asked.plan) or work.finish()
 
 
 def _begin_by_a_look(asked: _Asked, device: str = "") -> SplitWork:
     """Begin a split with what a first worker tells of device and Blender; it holds no lock and is ended."""
-    look = dataclasses.replace(asked.options.crew(), device="cpu") if device else asked.options.crew()
+    look = dataclasses.replace(asked.options.crew(), device="cpu") if device else asked.crew()
     crew = make_crew(look, asked.plan, asked.scene, asked.folder, ())
     try:
         return asked.begin(device or crew.first.device, crew.first.blender)
@@ -193,13 +209,14 @@ def render_part(options: RenderOptions) -> list[int]:
     if options.shards is None:
         raise SpecError("shards: missing; say which, such as 3-7")
     folder = RenderFolder(options.out)
-    if options.samples is not None or options.latents is not None:
-        asked = _Asked(options)
-        if _already_done(asked.folder, asked.plan) is not None:
-            return []
-        folder.create()
-        _prepare(asked)
-    with sigterm_stops(), folder.disk_errors():
+    asked = _Asked(options) if options.samples is not None or options.latents is not None else None
+    plan = folder.plans().get(options.split) if asked is None else asked.plan
+    if plan is not None and _already_done(folder, plan) is not None:
+        return []
+    with sigterm_stops(), folder.disk_errors(), _told_how_to_go_on(options.out):
+        if asked is not None:
+            folder.create()
+            _prepare(asked)
         work = SplitWork.open(folder, options.split)
         shards = parse_shards(options.shards, work.plan.shards)
         failures = render_shards(folder, options.split, shards, options.crew(), quiet=options.quiet)
@@ -248,10 +265,7 @@ def render_shards(
             name = f"{split}-{todo[0].shard:06d}-worker"
             crew = work.crew(options, (lock, *locks), name)
             try:
-                with work.progress(todo, among, quiet=quiet) as progress:
-                    failures = work.run(todo, crew.executor(), progress)
-            except KeyboardInterrupt as stop:
-                raise _interrupted(work, progress.done, among, stop) from None
+                failures = _run(work, todo, among, crew.executor(), quiet=quiet)
             finally:
                 crew.close()
             if not failures:
@@ -268,14 +282,27 @@ def _render(
     quiet: bool,
     record: bool = True,
 ) -> None:
-    """Render shards, with a progress bar."""
-    with work.progress(todo, among, quiet=quiet) as progress:
-        try:
-            failures = work.run(todo, executor, progress, record=record)
-        except KeyboardInterrupt as stop:
-            raise _interrupted(work, progress.done, among, stop) from None
+    """Render shards, with a progress bar; what failed is raised."""
+    failures = _run(work, todo, among, executor, quiet=quiet, record=record)
     if failures:
         raise _failed(failures)
+
+
+def _run(
+    work: SplitWork,
+    todo: Sequence[ShardJob],
+    among: Sequence[ShardJob],
+    executor: Executor,
+    *,
+    quiet: bool,
+    record: bool = True,
+) -> list[Failure]:
+    """Render shards, with a progress bar; returns what failed."""
+    with work.progress(todo, among, quiet=quiet) as progress:
+        try:
+            return work.run(todo, executor, progress, record=record)
+        except KeyboardInterrupt as stop:
+            raise _interrupted(work, progress.done, among, stop) from None
 
 
 def _interrupted(work: SplitWork, done: int, among: Sequence[ShardJob], stop: KeyboardInterrupt) -> Interrupted:
@@ -286,8 +313,13 @@ def _interrupted(work: SplitWork, done: int, among: Sequence[ShardJob], stop: Ke
 
 
 def _failed(failures: Iterable[Failure]) -> RenderError:
-    lines = [str(failure) for failure in sorted(failures, key=lambda f: (f.shard, f.sample or 0))]
-    return RenderError("what could not be rendered, though tried again; all else is stored:\n" + "\n".join(lines))
+    found = sorted(failures, key=lambda f: (f.shard, f.sample or 0))
+    lines = [str(failure) for failure in found if failure.message != NOT_BEGUN]
+    idle = [failure.shard for failure in found if failure.message == NOT_BEGUN]
+    if idle:
+        lines.append(f"shards {ranges(idle)}: {NOT_BEGUN}")
+    rest = "what else was tried" if idle or any(LEFT in line for line in lines) else "all else"
+    return RenderError(f"what could not be rendered, though tried again; {rest} is stored:\n" + "\n".join(lines))
 
 
 def finalize(root: Path, split: str = "train", *, quick: bool = False) -> Manifest:
@@ -314,8 +346,9 @@ def finalize(root: Path, split: str = "train", *, quick: bool = False) -> Manife
         return manifest
     if plan is not None:
         folder.create()
-        with folder.disk_errors(), folder.lock():
-            return SplitWork.open(folder, split).finish(quick=quick)
+        # Not beside a process that waits for Slurm's jobs to do the same.
+        with folder.disk_errors(), SlurmExecutor.hold(folder, split), folder.lock():
+            return _already_done(folder, plan) or SplitWork.open(folder, split).finish(quick=quick)
     return SplitWork.open(folder, split).finish()  # which says that there is none
 
 

@@ -47,8 +47,7 @@ def check_disk(root: Path, plan: RenderPlan) -> str:
     Raises:
         RenderError: too little is free.
     """
-    there = sum(p.stat().st_size for p in (root / plan.split).glob("*") if p.is_file())
-    there += sum(p.stat().st_size for p in (root / plan.split).glob(".*.part") if p.is_file())
+    there = sum(p.stat().st_size for p in (root / plan.split).glob("*") if p.is_file())  # parts, which are hidden, too
     need = max(0, predicted_bytes(plan) - there)
     free = shutil.disk_usage(root).free
     text = f"{root}: {plan.samples:,} samples will need about {need / 1e9:,.2f} GB more, {free / 1e9:,.2f} GB are free"

@@ -13,13 +13,19 @@ from ident3d.render.executors import Failure, OnEvent, Outcome
 from ident3d.render.plan import ShardJob
 from ident3d.render.process import WorkerDied, WorkerProcess
 
-__all__ = ["LocalExecutor"]
+__all__ = ["LEFT", "NOT_BEGUN", "LocalExecutor"]
 
 MOST_LEFT_OUT = 5
 """Samples of a shard that Blender may fail at before the shard is given up."""
 
 MOST_FAILED = 20
 """Failures in all after which no further shard is begun: then it is not the samples."""
+
+NOT_BEGUN = "not begun, after too many failures"
+"""What is said of such a shard."""
+
+LEFT = "the rest of the shard was not tried"
+"""What is said of the last failure of a shard that is given up."""
 
 
 class LocalExecutor:
@@ -117,8 +123,10 @@ class LocalExecutor:
                 self._drop(number)
                 crashes[sample] = crashes.get(sample, 0) + 1
                 if crashes[sample] > 1:
-                    failures.append(Failure(job.shard, sample, str(death)))
-                    if sample is None or len(failures) == MOST_LEFT_OUT:
+                    given_up = sample is not None and len(failures) + 1 == MOST_LEFT_OUT
+                    words = f"{death}; {LEFT}" if given_up else str(death)
+                    failures.append(Failure(job.shard, sample, words))
+                    if sample is None or given_up:
                         return failures
                     job = dataclasses.replace(job, skip=(*job.skip, sample))
         return failures
@@ -142,4 +150,4 @@ class LocalExecutor:
 
 
 def _not_begun(job: ShardJob) -> Failure:
-    return Failure(job.shard, None, f"not begun, after {MOST_FAILED} failures")
+    return Failure(job.shard, None, NOT_BEGUN)

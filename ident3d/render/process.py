@@ -22,6 +22,9 @@ from ident3d.render.worker import Setup
 
 __all__ = ["LIBRARIES", "WorkerDied", "WorkerProcess", "blender_python"]
 
+START_SECONDS = 1800.0
+"""How long a worker may take to start: a GPU's kernels are compiled once a machine, which takes minutes."""
+
 SLICE = 5.0
 """Seconds waited at a time."""
 
@@ -159,7 +162,7 @@ class WorkerProcess:
         self._lines = _Lines(self._process.stdout)
         try:
             self.send(asdict(setup))
-            ready = self.read()
+            ready = self.read(START_SECONDS, "to start")
         except BaseException:
             self.kill()
             raise
@@ -188,11 +191,12 @@ class WorkerProcess:
             self.read()  # an error event, or the news of its death: either raises
             raise self._died() from None
 
-    def read(self, seconds: float | None = None) -> dict[str, Any]:
+    def read(self, seconds: float | None = None, what: str = "for one sample (--picture-seconds)") -> dict[str, Any]:
         """The next event.
 
         Args:
             seconds: how long to wait for it; None for ever.
+            what: what takes so long, for the message.
 
         Raises:
             WorkerDied: the worker is gone, or says nothing for so long.
@@ -200,10 +204,7 @@ class WorkerProcess:
         """
         line = self._lines.read(seconds)
         if line is None:
-            raise WorkerDied(
-                f"the render worker (process {self.pid}) took more than {seconds:g} seconds for one sample "
-                "(--picture-seconds)"
-            )
+            raise WorkerDied(f"the render worker (process {self.pid}) took more than {seconds:g} seconds {what}")
         if not line.endswith(b"\n"):
             raise self._died()
         event: dict[str, Any] = json.loads(line)
@@ -245,6 +246,8 @@ class WorkerProcess:
         message = event["message"]
         if event["kind"] == "import":
             return RenderError(_explain_import(self.python, message))
+        if event["kind"] == "sample":
+            return WorkerDied(f"Blender failed: {message}; its log is {self.log}")
         if event["kind"] == "spec":
             return SpecError(message)
         if event["kind"] == "os":

@@ -197,7 +197,11 @@ class _SplitRepair:
         text, mesh = self.scene_path.read_text(encoding="utf-8"), self.scene_path.with_name(self.scene.mesh)
         # Before anything is moved: Blender may be absent.
         crew = Crew(options, self.plan, text, mesh, self.folder.logs, "repair-worker", (self.lock,))
-        jobs = [self.job(shard, work, salvage) for shard in shards]
+        try:
+            jobs = [self.job(shard, work, salvage) for shard in shards]
+        except BaseException:
+            crew.close()
+            raise
         with tqdm(total=len(shards), unit="shard", disable=True if self.quiet else None) as bar:
 
             def on_event(event: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ itself, so a state that is lost or late costs nothing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -157,5 +158,7 @@ class Recorder:
         self.written[state.shard] = time.monotonic()
         path = self._path(state.shard)
         part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(to_plain(dataclasses.replace(state, updated=time.time()))), encoding="utf-8")
-        os.replace(part, path)
+        text = json.dumps(to_plain(dataclasses.replace(state, updated=time.time())))
+        with contextlib.suppress(OSError):  # nor is one that cannot be written; what matters will say so itself
+            part.write_text(text, encoding="utf-8")
+            os.replace(part, path)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ident3d.errors import DatasetError, SpecError
 from ident3d.files import read_npy
-from ident3d.locks import file_lock
+from ident3d.locks import allow_files, file_lock
 from ident3d.render.crew import Crew, CrewOptions
 from ident3d.render.executors import Executor, Failure, Outcome, run_shards
 from ident3d.render.finish import finish_split, finished_summary, gpus_folder, latent_files, save_scene
@@ -31,6 +31,9 @@ from ident3d.shards.summary import ShardSummary
 from ident3d.workers import cores
 
 __all__ = ["LOCK_SECONDS", "SplitWork", "make_crew", "missing_shards", "ranges"]
+
+OTHER_FILES = 256
+"""Files that a process opens besides the locks of shards."""
 
 LOCK_SECONDS = 60
 """How long a part waits for what an earlier process lets go of: one that Slurm has requeued may still be dying."""
@@ -187,12 +190,14 @@ class SplitWork:
         return Progress(total, stored, "pairs" if self.plan.pairs else "pictures", quiet=quiet)
 
     @contextmanager
-    def hold(self, shards: Iterable[int], wait: float = LOCK_SECONDS) -> Iterator[tuple[int, ...]]:
+    def hold(self, shards: Sequence[int], wait: float = LOCK_SECONDS) -> Iterator[tuple[int, ...]]:
         """Hold some shards against others that render parts of the same split; gives the locks' descriptors.
 
         Raises:
             BusyError: another process renders one of them.
+            SpecError: more shards than this process may have files open.
         """
+        allow_files(len(shards) + OTHER_FILES)
         locks = states_folder(self.work)
         locks.mkdir(exist_ok=True)
         with ExitStack() as stack:

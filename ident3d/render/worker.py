@@ -135,6 +135,10 @@ def _read_commands() -> queue.SimpleQueue[dict[str, Any]]:
     return commands
 
 
+class _SampleFailed(Exception):
+    """Blender said that it cannot render a sample, such as for want of a GPU's memory."""
+
+
 class _Session:
     def __init__(self, setup: Setup, events: TextIO) -> None:
         from ident3d.render.blender import Renderer
@@ -226,7 +230,12 @@ class _Session:
         encoded = []
         for k, latent in enumerate(np.atleast_2d(latents)):
             seed = int(cycles_seeds(job.seed, job.split, job.start + i, job.start + i + 1, k)[0])
-            encoded.append(encode_png(self.renderer.render(scene_params(self.spec, latent), seed)))
+            params = scene_params(self.spec, latent)
+            try:
+                picture = self.renderer.render(params, seed)
+            except (RuntimeError, OSError) as error:
+                raise _SampleFailed(f"{type(error).__name__}: {str(error).strip()}") from error
+            encoded.append(encode_png(picture))
         self.rendered += 1
         return tuple(encoded)
 
@@ -277,6 +286,8 @@ def _describe(error: BaseException, path: str) -> dict[str, Any]:
     kind = "render" if isinstance(error, RenderError) else "defect"
     if isinstance(error, ImportError):
         kind = "import"
+    elif isinstance(error, _SampleFailed):
+        kind = "sample"
     elif isinstance(error, SpecError):
         kind = "spec"
     elif isinstance(error, OSError):

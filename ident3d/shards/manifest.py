@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ident3d.errors import DatasetError, SpecError
 from ident3d.factors import Categorical, Factor, Factors
 from ident3d.files import write_json

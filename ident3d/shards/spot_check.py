@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ident3d.checks import whole
 from ident3d.shards.manifest import read_manifest
-from ident3d.shards.verify import Listed, Problem, SplitCheck, progress_bar, scene_problems, other_sums
+from ident3d.shards.verify import Listed, Problem, SplitCheck, other_sums, progress_bar, scene_problems
 
 __all__ = ["SampleReport", "chosen_shards", "verify_sample"]
 

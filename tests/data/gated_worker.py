@@ -5,7 +5,7 @@ Pictures are noise, a function of their Cycles seed. Files in the folder CONTROL
 - `pictures` gets a line when one is begun: its seed, the Slurm job, the process. Each is one write, so that no kill
   takes it back.
 - `gate` holds a number: while it is there, each process renders so many pictures and waits at the next.
-- `crash` and `hang` hold seeds: at those the process aborts, or does nothing for ever.
+- `crash`, `fail` and `hang` hold seeds: at those the process aborts, Blender says that it cannot, or nothing happens.
 - `stop` holds seeds at which the process is stopped as by SIGSTOP; the first to come to one removes the file.
 - `ballast` holds the megabytes of memory that a picture leaves behind.
 """
@@ -55,6 +55,8 @@ class Renderer:
         self.begun += 1
         if seed in numbers("crash"):
             os.abort()
+        if seed in numbers("fail"):
+            raise RuntimeError("Error: Out of memory in CUDA queue")
         while seed in numbers("hang"):
             signal.pause()
         if seed in numbers("stop"):

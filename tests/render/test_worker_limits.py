@@ -95,13 +95,26 @@ def test_samples_that_crash_every_process(
         "sample 1 of shard 0",
         "sample 4 of shard 1",
         "sample 5 of shard 1",
-        "shard 2",
+        "shards 2",
     ]
-    assert lines[-1] == "shard 2: not begun, after 3 failures"
+    assert lines[1].endswith("; the rest of the shard was not tried")
+    assert lines[-1] == "shards 2: not begun, after too many failures"
     assert worker.again() == [0, 1, 4, 5]
     assert {p.sample for p in worker.pictures()} == {0, 1, 4, 5}
     (worker.control / "crash").unlink()
     render_dataset(options)
+    assert files(options.out) == undisturbed(options)
+
+
+def test_a_sample_that_blender_refuses(worker: Gated, options: RenderOptions) -> None:
+    """An error that Blender tells of is no worse than a crash: tried again, then named, and all others are there."""
+    worker.tell("fail", worker.seed(5))
+    with pytest.raises(RenderError, match=r"\nsample 5 of shard 1: Blender failed: RuntimeError: Error: Out of memory"):
+        render_dataset(options)
+    assert worker.again() == [5]
+    (worker.control / "fail").unlink()
+    render_dataset(options)
+    assert worker.again() == [5, 5]
     assert files(options.out) == undisturbed(options)
 
 
@@ -148,7 +161,7 @@ def test_a_workers_share_of_the_memory() -> None:
         ({"picture_seconds": 0.0}, "picture_seconds = 0.0: expected a number above 0"),
         ({"picture_seconds": float("nan")}, "picture_seconds = nan"),
         ({"recycle": -1}, "recycle = -1: expected 1 or more, or 0 for never"),
-        ({"worker_memory": 0.01}, "worker_memory = 0.01: expected gigabytes, at least 0.1"),
+        ({"worker_memory": 0.01}, "worker_memory = 0.01: expected gigabytes, at least 0.5"),
     ],
 )
 def test_limits_out_of_range(change: dict[str, float], words: str) -> None:
