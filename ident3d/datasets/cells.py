@@ -45,22 +45,20 @@ class Cells:
         """A grid of about so many cells for points, and a point in their middle, both from some of the points.
 
         The outermost slabs are unbounded: see `fit`. Dimensions are cut once more in turn, the one with the widest
-        slabs first.
+        slabs first, but into no more slabs than they have values: the cuts go to those that have more.
         """
         places = min(PLACES, -(-samples // RUN))
         starts = np.linspace(0, max(0, samples - RUN), places).astype(np.int64).tolist()
         some = np.concatenate([rows(slice(start, min(start + RUN, samples))) for start in starts])
         spread = some.std(axis=0, dtype=np.float64)
+        values = [np.unique(column, return_counts=True) for column in some.T]
+        most = np.array([len(different) for different, _ in values])
         counts = np.ones(some.shape[1], np.int64)
-        while counts.prod() * 1.2 < cells:
-            widest = int(np.argmax(spread / counts))
-            if spread[widest] == 0:
-                break
-            counts[widest] += 1
+        while counts.prod() * 1.2 < cells and (counts < most).any():
+            counts[np.argmax(np.where(counts < most, spread / counts, -1))] += 1
         low, high, infinity = [], [], np.array([np.inf], np.float32)
-        for i, count in enumerate(counts.tolist()):
-            ranked = np.sort(some[:, i])
-            edges = np.unique(ranked[np.arange(1, count) * len(ranked) // count])
+        for (different, times), count in zip(values, counts.tolist(), strict=True):
+            edges = _edges(different, times, count)
             low.append(np.concatenate([-infinity, edges]))
             high.append(np.concatenate([edges, infinity]))
         return cls(low, high), some.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -106,6 +104,27 @@ class Cells:
             np.maximum(np.maximum(low[:, None] - values, values - high[:, None]), 0) ** 2
             for low, high, values in zip(self.low, self.high, columns, strict=True)
         ]
+
+
+def _edges(values: Float32[Array, " n"], times: Int64[Array, " n"], count: int) -> Float32[Array, " _"]:
+    """Where to cut a dimension into so many slabs, of about as many points each and none of them empty.
+
+    Each edge is the least value of its slab. A value that many points share fills a slab, and the others share what is
+    left: equal quantiles would be one edge, and at the least value an edge of no points.
+
+    Args:
+        values: that the points have, ascending.
+        times: how many points have each.
+        count: slabs, 1 to n.
+    """
+    before = np.concatenate([[0.0], np.cumsum(times)])
+    edges, start = np.empty(count - 1, np.int64), 0
+    for left in range(count, 1, -1):
+        wanted = before[start] + (before[-1] - before[start]) / left
+        place = int(np.searchsorted(before, wanted))
+        place -= int(before[place] - wanted > wanted - before[place - 1])
+        start = edges[count - left] = min(max(place, start + 1), len(values) - left + 1)
+    return values[edges]
 
 
 def two_groups(counts: list[int]) -> tuple[list[int], list[int]]:

@@ -1,7 +1,7 @@
 """Grids of points in files: for as many points as a disk holds.
 
 A file is a header, the points cell by cell, their numbers, and a table: the grid's bounds and where each cell begins.
-It is mapped, so opening it reads the header and the table alone, and processes that search it share its pages.
+It is mapped, so opening it reads the header, the table and a few points, and processes that search it share its pages.
 """
 
 from __future__ import annotations
@@ -12,8 +12,13 @@ import io
 import json
 import mmap
 import os
+import re
 import shutil
+import socket
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +30,7 @@ from ident3d.datasets.grid_build import CELL, Built, build_grid, write_at
 from ident3d.datasets.grid_search import Search
 from ident3d.files import sync_folder
 
-__all__ = ["GridFile", "write_grid"]
+__all__ = ["GridFile", "drop_stale", "file_bytes", "write_grid"]
 
 Array = NDArray[Any]
 
@@ -37,9 +42,18 @@ HEAD = 2**16
 CHECKED = 256
 """Points that are compared with the samples when a file is opened."""
 
+STALE = 86_400
+"""Seconds after which a file that nobody wrote into is no longer being built. A build writes all the time, but for its
+first third."""
+
 
 class GridFile:
     """A file of points to be searched, mapped.
+
+    Opening it checks what it begins with and its table by a checksum, its size, and 256 points, spread evenly over the
+    file, with their numbers against the samples. The other points and numbers have no checksum, since it would take
+    reading them all: that some of them are damaged, or that samples which are not among the 256 were changed, is not
+    noticed, and wrong neighbours may be found.
 
     Args:
         path: the file.
@@ -91,10 +105,54 @@ class GridFile:
             self.mapped.madvise(mmap.MADV_WILLNEED, first, HEAD + stop * row - first)
 
 
+def file_bytes(samples: int, dim: int) -> int:
+    """What a file of so many points of so many dimensions takes, but for its table, which is some MB at most."""
+    return HEAD + samples * (4 * (dim + 2) + _number(samples).itemsize)
+
+
+def drop_stale(folder: Path, pattern: str) -> None:
+    """Remove what builds that were killed left behind. The lock of the folder must be held.
+
+    A file that is being built is named by its host and process. It goes where the host is this one and the process is
+    gone, or where nothing was written into it for a day. On network mounts a lock may hold for one host alone, so
+    files of others are kept until then.
+
+    Args:
+        folder: where the files are.
+        pattern: of the names that they were to have.
+    """
+    for part in folder.glob(f".{pattern}.*part"):
+        named = re.search(r"\.([^.]*)\.(\d+)\.part$", part.name)
+        with suppress(OSError):  # gone, or of another user: no reason to build nothing
+            stale = time.time() - part.stat().st_mtime > STALE
+            if stale or (named and named[1] == _host() and not _alive(int(named[2]))):
+                part.unlink()
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
+
+
+def _number(samples: int) -> np.dtype[Any]:
+    return np.dtype(np.int32 if samples < 2**31 else np.int64)
+
+
 def write_grid(
     path: Path, header: bytes, rows: Rows, samples: int, advance: Callable[[int], object], cell: int = CELL
 ) -> None:
     """Build a file of points; `path` is absent or as it was until all is written.
+
+    What builds of the same file left that were killed is removed first: see `drop_stale`.
 
     Args:
         path: the file.
@@ -107,14 +165,13 @@ def write_grid(
     Raises:
         OSError: the file cannot be written; no room for it is found before it is begun.
     """
-    width = rows(slice(0, 1)).shape[1] + 2
-    number = np.dtype(np.int32 if samples < 2**31 else np.int64)
-    order_at = HEAD + samples * 4 * width
-    table_at = order_at + samples * number.itemsize
+    dim, number = rows(slice(0, 1)).shape[1], _number(samples)
+    order_at, table_at = HEAD + samples * 4 * (dim + 2), file_bytes(samples, dim)
+    drop_stale(path.parent, escape(path.name))
     free = shutil.disk_usage(path.parent).free
     if free < table_at:
         raise OSError(errno.ENOSPC, f"it needs {table_at / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
-    part = path.with_name(f".{path.name}.part")
+    part = path.with_name(f".{path.name}.{_host()}.{os.getpid()}.part")
     try:
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         try:

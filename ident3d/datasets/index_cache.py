@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from glob import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,13 +19,18 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ident3d.datasets.cells import Rows
+from ident3d.datasets.decoding import gigabytes
 from ident3d.datasets.grid_build import CELL
-from ident3d.datasets.grid_files import GridFile, write_grid
+from ident3d.datasets.grid_files import GridFile, drop_stale, file_bytes, write_grid
+from ident3d.errors import DatasetError
 from ident3d.files import array_sha256, write_atomic
 
-__all__ = ["IndexCache"]
+__all__ = ["MANY_SAMPLES", "IndexCache"]
 
 MAGIC = b"ident3d index 1\n"
+
+MANY_SAMPLES = 25_000_000
+"""Samples from which on a grid is searched in a file or not at all: in ten dimensions every process would need 5 GB."""
 
 Index = TypeVar("Index")
 
@@ -32,10 +38,13 @@ Index = TypeVar("Index")
 class IndexCache:
     """Indices of one array of latents, in a folder: FAISS's, and grids of points too many for memory.
 
-    A file is named by the hash of all that its index depends on, and begins with the same in words and a checksum: of
-    all that follows, or for a grid, which is not read as a whole, of its table. One that is damaged, or was built from
-    other latents, is built again, with a warning. Processes that want the same index at once wait for the first to
-    build it.
+    A file is named by the hash of all that its index depends on, and begins with the same in words and a checksum. One
+    that is found to be damaged, or built from other latents, is built again, with a warning. Processes that want the
+    same index at once wait for the first to build it; on some network mounts only those of one host do.
+
+    Of a FAISS index the checksum is of all that follows. A grid is not read as a whole: when it is opened, its size is
+    checked, by the checksum its beginning and its table, and against the latents 256 of its points with their numbers.
+    The rest of its points are not checked: damage among them alone is not noticed, and may give wrong neighbours.
 
     Args:
         folder: made when first needed.
@@ -43,8 +52,10 @@ class IndexCache:
         latents: float32 (N, d).
         names: of their columns. Under the same label, names and settings a file of other latents is one that the
             dataset has outgrown. None where that cannot be told, as for arrays.
-        known: a checksum of the file that the latents are columns of, where there is one. It spares grids the hashing
-            of all latents, which are compared with the file's points at some places instead.
+        known: a checksum of the file that the latents are mapped from, where they are. It stands for them in the names
+            of grids, and spares hashing all of them. It is not compared with them: where they differ from the file that
+            it is of, only the 256 points tell, and a change of a few latents is not noticed. Leave it out for latents
+            that may have been written into.
     """
 
     def __init__(
@@ -100,6 +111,9 @@ class IndexCache:
 
         Returns:
             The grid, or None where it cannot be kept.
+
+        Raises:
+            DatasetError: it cannot be kept, and there are `MANY_SAMPLES` or more.
         """
         known = {"file": self.known, "shape": list(self._array.shape)} if self.known else self.latents
         settings = {**settings, "cell": CELL}
@@ -116,38 +130,66 @@ class IndexCache:
                 write_grid(path, header, rows, samples, bar.update)
             return read()
 
-        return self._find(path, read, make)
+        dim = rows(slice(0, 1)).shape[1]
+        return self._find(path, read, make, lambda why: self._in_memory(why, samples, dim))
 
-    def _find(self, path: Path, read: Callable[[], Index], make: Callable[[], Index]) -> Index | None:
+    def _in_memory(self, why: str, samples: int, dim: int) -> str:
+        """What it means that a grid is made in memory.
+
+        Raises:
+            DatasetError: too much.
+        """
+        memory = gigabytes(samples * (16 * dim + 52))  # of `GridIndex` while it is made
+        if samples < MANY_SAMPLES:
+            return f"so every process builds it in {memory} of memory"
+        raise DatasetError(
+            f"{self.folder}: the index of {samples:,} samples cannot be kept there ({why}). Its file takes "
+            f"{gigabytes(file_bytes(samples, dim))}; without it every process would need {memory} of memory. Name "
+            "another folder with that much room with cache=, or make room in this one"
+        )
+
+    def _find(
+        self,
+        path: Path,
+        read: Callable[[], Index],
+        make: Callable[[], Index],
+        unkept: Callable[[str], str] | None = None,
+    ) -> Index | None:
         """What a file holds, or else what is made, with its file; None where files cannot be kept."""
         index, complaint = _look(read)
         if index is not None:
             return index
         if complaint:
             warnings.warn(f"{path}: {complaint}; built again", stacklevel=5)
-        with self._unkept():
+        with self._unkept(unkept):
             self.folder.mkdir(parents=True, exist_ok=True)
             with _lock(self.folder):
                 index = _look(read)[0]  # another process may have built it meanwhile
                 if index is None:
+                    self._drop_outgrown(path)  # first: the new one may need their room
                     index = make()
-                    self._drop_outgrown(path)
         return index
 
     @contextmanager
-    def _unkept(self) -> Iterator[None]:
+    def _unkept(self, instead: Callable[[str], str] | None = None) -> Iterator[None]:
+        """Warn where a file cannot be written; `instead` puts in words what happens then, or raises, of the reason."""
         try:
             yield
         except OSError as error:
+            why = error.strerror or str(error)
+            then = "so every run builds it" if instead is None else instead(why)
             warnings.warn(
-                f"{self.folder}: the index cannot be kept there ({error.strerror or error}), so every run builds it; "
-                "name another folder with cache=",
+                f"{self.folder}: the index cannot be kept there ({why}), {then}; name another folder with cache=",
                 stacklevel=7,
             )
 
     def _drop_outgrown(self, path: Path) -> None:
-        stem = path.name.rpartition("-")[0]
-        for old in self.folder.glob(f"{stem}-*{path.suffix}") if self.names is not None else ():
+        if self.names is None:
+            return
+        pattern = f"{escape(path.name.rpartition('-')[0])}-*{path.suffix}"
+        if path.suffix == ".grid":
+            drop_stale(self.folder, pattern)
+        for old in self.folder.glob(pattern):
             if old != path:
                 warnings.warn(f"{old}: belongs to other latents than are stored now; built again", stacklevel=6)
                 old.unlink(missing_ok=True)

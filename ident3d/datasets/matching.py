@@ -159,6 +159,7 @@ def make_index(
 
     Raises:
         SpecError: an unknown index or option; FAISS is absent.
+        DatasetError: a grid over too many samples for memory cannot be kept in the cache.
     """
     complete = check_match(match, options)
     settings = {"columns": metric.columns, "weights": metric.weights}

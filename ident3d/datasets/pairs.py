@@ -20,7 +20,7 @@ from torch import Tensor
 from ident3d.conditionals import conditional as parse_conditional
 from ident3d.datasets.batches import BatchStream, generator_of
 from ident3d.datasets.groups import GroupedNearest, groups_of
-from ident3d.datasets.index_cache import IndexCache
+from ident3d.datasets.index_cache import MANY_SAMPLES, IndexCache
 from ident3d.datasets.matching import Metric, Nearest, check_match, make_index
 from ident3d.datasets.serving import Array
 from ident3d.distributions import Distribution
@@ -33,8 +33,8 @@ __all__ = ["QUERIES", "Matches", "PairSampler", "RenderedPairs", "latents_of", "
 QUERIES = 65_536
 """Pairs matched at once: enough for the exact index to be at its fastest, and half a second's work."""
 
-MANY_QUERIES, MANY_SAMPLES = 262_144, 25_000_000
-"""Pairs matched at once where there are so many samples: each of their grid's cells then serves more queries."""
+MANY_QUERIES = 262_144
+"""Pairs matched at once of `MANY_SAMPLES` and more: each of their grid's cells then serves more queries."""
 
 PIECE = 2**17
 """Latents that are checked at once."""
@@ -177,12 +177,14 @@ class PairSampler(BatchStream):
         rank: of this process; from torch.distributed where that is initialised.
         world_size: how many processes there are.
         cache: where FAISS indices are kept, and the exact index of 2 million samples or more, which is then searched
-            where it lies: 52 bytes a sample in ten dimensions. Beside the dataset by default, nowhere for an array.
+            where it lies: 52 bytes a sample in ten dimensions, or 212 in every process where it cannot be kept.
+            Beside the dataset by default, nowhere for an array.
         match_options: `neighbours`, `ef_construction`, `ef_search` for hnsw; `lists`, `probes`, `neighbours` for ivf.
 
     Raises:
         SpecError: an unknown conditional, parameter, factor or match; latents with NaN or outside the space; fewer than
             two samples, in all or in a group; FAISS is asked for and absent.
+        DatasetError: when batches are asked for: the exact index of 25 million samples or more cannot be kept.
 
     Example:
         >>> latents = torch.rand(1000, 10, generator=torch.Generator().manual_seed(0))
@@ -217,7 +219,9 @@ class PairSampler(BatchStream):
         self.groups = groups_of(data, within)
         if self.groups is not None and not allow_self:
             self.groups.check()
-        self._known = getattr(getattr(data, "entry", None), "latents_sha256", None)
+        # The manifest's checksum is of the file: latents that are a copy of it may have been written into.
+        entry = None if self.latents.flags.writeable else getattr(data, "entry", None)
+        self._known = getattr(entry, "latents_sha256", None)
         self._cache = Path(cache) if cache is not None else default_cache(data)
         self._held = held_columns(data)
         split, table = getattr(data, "split", None), table_of(data)

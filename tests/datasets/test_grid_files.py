@@ -5,7 +5,11 @@ That they find the nearest point is tested in test_nearest.py, beside the grid i
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +17,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ident3d.datasets import grid_build, grid_search
+from ident3d.datasets import grid_build, grid_files, grid_search
 from ident3d.datasets.cells import Cells
-from ident3d.datasets.grid_files import HEAD, GridFile, write_grid
+from ident3d.datasets.grid_files import HEAD, GridFile, file_bytes, write_grid
 from ident3d.datasets.nearest import GridIndex
 
 Points = NDArray[np.float32]
@@ -213,11 +217,85 @@ def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert (path.read_bytes(), names(tmp_path)) == (b"as it was", ["grid"])
 
 
-def test_what_a_killed_build_left_is_no_hindrance(tmp_path: Path) -> None:
-    (tmp_path / ".grid.part").write_bytes(bytes(10**7))
-    write(tmp_path / "grid", uniform())
-    assert_same(read(tmp_path / "grid", uniform()), uniform())
+def parts_left(folder: Path, parts: dict[str, float]) -> set[str]:
+    """Which of some files, last written into so many seconds ago, are there when a grid was built."""
+    for name, age in parts.items():
+        (folder / name).write_bytes(bytes(100))
+        then = (folder / name).stat().st_mtime - age
+        os.utime(folder / name, (then, then))
+    write(folder / "grid", uniform())
+    assert_same(read(folder / "grid", uniform()), uniform())
+    return set(names(folder)) - {"grid"}
+
+
+def test_what_a_killed_build_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node.1")
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    gone = [f".grid.node-1.{child.pid}.part", ".grid.elsewhere.1.part", ".grid.part"]
+    assert parts_left(tmp_path, {gone[0]: 0, gone[1]: 90_000, gone[2]: 90_000}) == set()
+
+
+def test_what_others_may_still_be_building_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node")
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    kept = {
+        f".grid.node.{os.getppid()}.part": 0.0,  # there, and not this one
+        ".grid.node.1.part": 0.0,  # of another user, where this one is not root
+        f".grid.elsewhere.{child.pid}.part": 80_000.0,
+        f".other.node.{child.pid}.part": 90_000.0,  # of another index
+        "grid.node.1.part": 90_000.0,  # no such file
+    }
+    assert parts_left(tmp_path, kept) == set(kept)
+
+
+def test_builders_on_different_hosts_share_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second starts, ends and is read while the first is half way."""
+    path = tmp_path / "grid"
+    seen: list[list[str]] = []
+
+    def other(_: int) -> None:
+        if len(seen) < 2:
+            seen.append(names(tmp_path))
+        if len(seen) == 1:
+            with monkeypatch.context() as patch:
+                patch.setattr(socket, "gethostname", lambda: "elsewhere")
+                write(path, uniform())
+            seen.append(names(tmp_path))
+
+    monkeypatch.setattr(socket, "gethostname", lambda: "here")
+    write(path, uniform(), advance=other)
+    part = f".grid.here.{os.getpid()}.part"
+    assert [sorted(there) for there in seen] == [[part], [part, "grid"]]
     assert names(tmp_path) == ["grid"]
+    assert_same(read(path, uniform()), uniform())
+
+
+@pytest.mark.parametrize(("samples", "dim"), [(5000, 4), (100, 1)])
+def test_the_size_of_a_file_is_told_beforehand(tmp_path: Path, samples: int, dim: int) -> None:
+    points = uniform(samples, dim)
+    write(tmp_path / "grid", points)
+    assert 0 < (tmp_path / "grid").stat().st_size - file_bytes(samples, dim) < 10**4
+    assert file_bytes(2**31, 10) - file_bytes(2**31 - 1, 10) > 4 * 2**31  # numbers of 64 bits
+
+
+@pytest.mark.parametrize("place", ["within", "between"])
+def test_of_the_points_256_are_checked(tmp_path: Path, place: str) -> None:
+    """As the docstring says: what is damaged between them is not noticed."""
+    points, path = uniform(), tmp_path / "grid"
+    write(path, points)
+    checked = set(np.linspace(0, 4999, grid_files.CHECKED).astype(int).tolist())
+    row = next(k for k in range(2000, 5000) if (k in checked) == (place == "within"))
+    whole = bytearray(path.read_bytes())
+    whole[HEAD + row * 4 * 6] ^= 1
+    path.write_bytes(whole)
+    if place == "within":
+        with pytest.raises(ValueError, match=r"or is damaged$"):
+            read(path, points)
+    else:
+        index = read(path, points)
+        assert (index.points[row, :4] != points[index.order[row]]).any()
 
 
 def test_too_small_a_disk_is_told_of_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

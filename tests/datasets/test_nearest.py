@@ -97,7 +97,14 @@ def equal(n: int, dim: int) -> Points:
     return np.full((n, dim), 0.625, np.float32)
 
 
-SHAPES = [uniform, clumps, lattice, constants, gaps, diagonal, equal]
+def few_valued(n: int, dim: int) -> Points:
+    """Half of the columns hold 0 or 1, rarely 1, and the others lie close together."""
+    made = np.float32(0.01) * uniform(n, dim)
+    made[:, : dim // 2] = made[:, : dim // 2] > 0.008
+    return made
+
+
+SHAPES = [uniform, clumps, lattice, constants, gaps, diagonal, equal, few_valued]
 
 
 @pytest.mark.parametrize("dim", range(1, 17))
@@ -245,6 +252,29 @@ def test_queries_whose_own_cell_is_empty(make: Callable[[int, int], Points]) -> 
 @pytest.mark.parametrize("cell", [1, 2, 240, 10**6])
 def test_the_size_of_cells_changes_nothing(cell: int) -> None:
     assert_nearest(uniform(500, 4), uniform(50, 4, seed=1), cell)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.03])
+def test_few_valued_dimensions_leave_the_cuts_to_others(share: float) -> None:
+    rng = np.random.default_rng(6)
+    points = rng.random((40_000, 3), np.float32)
+    points[:, :2] = points[:, :2] < share
+    points[:, 2] *= np.float32(0.01)
+    index = grid_file(points, 34)
+    assert [len(bounds) for bounds in index.cells.low] == [2, 2, 245]  # 980, of 1,176 at most
+    assert np.diff(index.starts).max() < 1.5 * len(points) * max(share, 1 - share) ** 2 / 245
+    queries = points[::400] + np.float32(0.001)
+    assert_nearest(points, queries, 34, np.arange(0, 40_000, 400))
+
+
+def test_a_value_that_most_points_share_has_a_slab_of_its_own() -> None:
+    column = np.concatenate([uniform(100, 1), np.full((900, 1), 0.5, np.float32), np.zeros((100, 1), np.float32)])
+    index = grid_file(column, 100)
+    low, high = index.cells.low[0], index.cells.high[0]
+    assert (low < high).all()
+    assert len(low) == 10
+    assert np.float32(0.5) in low
+    assert_nearest(column, uniform(50, 1, seed=1), 100)
 
 
 @both
