@@ -23,6 +23,13 @@ __all__ = ["EXECUTORS", "RenderOptions", "SlurmOptions", "parse_shards"]
 
 EXECUTORS = ("local", "slurm")
 
+LEAST_MEMORY = 0.5
+"""Gigabytes that a worker needs in a job: Blender holds some 0.3."""
+
+OURS = {"job-name", "array", "output", "error", "open-mode", "signal", "requeue", "no-requeue"}
+OURS |= {"time", "cpus-per-task", "mem", "partition", "account", "qos", "constraint"}
+"""Options of sbatch that ident3d sets: others there would be lost, or jobs would not be found again."""
+
 Lines = Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="TEXT")]
 
 
@@ -36,12 +43,13 @@ class SlurmOptions:
         cpus: (slurm) cores a job, which renders as many shards at a time; with GPUs, their helpers.
         gpus: (slurm) GPUs a job, one shard at a time each; they need `--device optix` or another that the nodes have.
         mem: (slurm) gigabytes a job.
-        max_jobs: (slurm) how many jobs may run at a time.
+        max_jobs: (slurm) how many jobs of one submission may run at a time.
         job_shards: (slurm) shards a job; by default one a worker, and more where that would make over 1,000 jobs.
         account: (slurm) whom the time is charged to.
         qos: (slurm) quality of service.
         constraint: (slurm) features that nodes must have.
-        sbatch: (slurm) KEY=VALUE, any other option of sbatch; may be given several times.
+        sbatch: (slurm) KEY or KEY=VALUE, any other option of sbatch, such as exclusive or gres=gpu:a100:2 (then --gpus
+            says just how many workers a job has); may be given several times.
         setup: (slurm) a line of shell before the job's own, such as `module load X` or `export A=B`; may be given
             several times.
         srun: (slurm) an argument of srun, such as --container-image=FILE.sqsh; may be given several times.
@@ -59,7 +67,7 @@ class SlurmOptions:
     account: Annotated[str | None, arg(metavar="NAME")] = None
     qos: Annotated[str | None, arg(metavar="NAME")] = None
     constraint: Annotated[str | None, arg(metavar="TEXT")] = None
-    sbatch: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="KEY=VALUE")] = ()
+    sbatch: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="KEY[=VALUE]")] = ()
     setup: Lines = ()
     srun: Lines = ()
     node_python: Annotated[str | None, arg(metavar="COMMAND")] = None
@@ -71,9 +79,18 @@ class SlurmOptions:
                 raise SpecError(f"{name.replace('_', '-')} = {value}: expected {least} or more")
         if self.mem is not None and not 0 < self.mem < 1e6:
             raise SpecError(f"mem = {self.mem}: expected gigabytes")
+        if self.mem is not None and self.mem / self.workers < LEAST_MEMORY:
+            raise SpecError(
+                f"mem = {self.mem}: each of a job's {self.workers} workers would get {self.mem / self.workers:.2g} GB, "
+                f"expected {LEAST_MEMORY} or more; ask for more memory, or for fewer cores or GPUs"
+            )
         for text in self.sbatch:
-            if not re.fullmatch(r"[a-z][a-z-]*=.*", text):
-                raise SpecError(f"sbatch {text!r}: expected an option of sbatch as key=value, such as nice=100")
+            if not re.fullmatch(r"[a-z][a-z0-9-]*(=.*)?", text):
+                raise SpecError(
+                    f"sbatch {text!r}: expected an option of sbatch as key or key=value, such as exclusive or nice=100"
+                )
+            if text.split("=")[0] in OURS:
+                raise SpecError(f"sbatch {text!r}: set by ident3d; use its own option where there is one")
         for text in (*self.setup, *self.srun):
             if "\n" in text:
                 raise SpecError(f"{text!r}: expected one line")
@@ -82,6 +99,19 @@ class SlurmOptions:
     def workers(self) -> int:
         """Workers a job."""
         return self.gpus or self.cpus
+
+    @property
+    def sbatch_options(self) -> dict[str, str | bool]:
+        """What `sbatch` asks for, by option: True where it has no value."""
+        split = [text.partition("=") for text in self.sbatch]
+        return {key: value if equals else True for key, equals, value in split}
+
+    @property
+    def gpus_per_node(self) -> int | None:
+        """The GPUs to ask for, or nothing where there are none or `sbatch` asks for them, by their kind say."""
+        given = self.sbatch_options
+        theirs = "gpus" in given or "gpus-per-node" in given or "gpu" in str(given.get("gres", ""))
+        return None if theirs else self.gpus or None
 
 
 @dataclass(frozen=True)
@@ -155,6 +185,10 @@ class RenderOptions:
     def _check_slurm(self) -> None:
         if self.shards is not None:
             raise SpecError("shards, executor: --shards renders here; leave out one of the two")
+        if self.workers != "auto":
+            raise SpecError(
+                f"workers = {self.workers}: with --executor slurm a job has one a core or GPU; use --cpus or --gpus"
+            )
         if self.slurm.gpus and self.device in ("auto", "cpu"):
             raise SpecError(
                 f"gpus = {self.slurm.gpus}, device {self.device!r}: name what the nodes have, e.g. --device optix, "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
 import shutil
 import subprocess
 import time
@@ -28,9 +27,22 @@ from ident3d.render.executors import Failure, OnEvent, Outcome
 from ident3d.render.folder import RenderFolder
 from ident3d.render.options import SlurmOptions
 from ident3d.render.plan import ShardJob
-from ident3d.render.slurm_queue import Job, Round, Rounds, array_limit, arrays_left, in_hand, read_queue
-from ident3d.render.states import read_states, states_folder
-from ident3d.render.work import SplitWork
+from ident3d.render.slurm_queue import (
+    Job,
+    Round,
+    Rounds,
+    array_limit,
+    arrays_left,
+    in_hand,
+    in_words,
+    job_states,
+    log_end,
+    outside_of_jobs,
+    read_queue,
+    reasons,
+)
+from ident3d.render.states import ShardState, read_states, states_folder
+from ident3d.render.work import SplitWork, missing_shards
 
 __all__ = ["SlurmExecutor", "SlurmTask", "check_slurm"]
 
@@ -46,11 +58,14 @@ LATE = 2
 SIGNAL_SECONDS = 60
 """How long before its time limit a job is told to requeue itself."""
 
+MOST_WORDS = 160
+"""Letters of a refusal that fit behind a progress bar."""
+
 ENDING = 30
 """Seconds that jobs whose shards are all there may take to end; then they are cancelled."""
 
 TIMEOUTS = 1000
-"""How often a job may requeue itself: each time it goes on where it stopped."""
+"""How often a job may requeue itself: each time it goes on where it stopped, if it had come further."""
 
 
 def check_slurm() -> None:
@@ -78,12 +93,14 @@ class SlurmTask:
         split: the split.
         shards: which to render.
         crew: by which workers.
+        done: samples of these shards that were in place when the job was last requeued; before that, -1.
     """
 
     root: str
     split: str
     shards: tuple[int, ...]
     crew: CrewOptions
+    done: int = -1
 
     def __call__(self) -> list[str]:
         """Render; returns what failed, in words."""
@@ -99,8 +116,30 @@ class SlurmTask:
         return [str(failure) for failure in failures]
 
     def checkpoint(self) -> Any:
-        """What to submit when the time is up: the same, which goes on where this stopped."""
-        return importlib.import_module("submitit.helpers").DelayedSubmission(self)
+        """What to submit when the time is up: the same, which goes on where this stopped.
+
+        Nothing where it came no further than the last time: then the job ends, and counts as one that failed.
+        """
+        done = self._in_place()
+        if done <= self.done:
+            return None
+        return importlib.import_module("submitit.helpers").DelayedSubmission(dataclasses.replace(self, done=done))
+
+    def _in_place(self) -> int:
+        """How many samples of the shards are on disk."""
+        folder = RenderFolder(Path(self.root))
+        plan = folder.plans().get(self.split)
+        if plan is None:
+            return 0
+        missing, states = set(missing_shards(plan, folder.root)), read_states(folder.work(self.split))
+        done = 0
+        for shard in self.shards:
+            start, stop = plan.bounds(shard)
+            if shard not in missing:
+                done += stop - start
+            elif shard in states:
+                done += states[shard].done
+        return done
 
 
 class SlurmExecutor:
@@ -119,7 +158,7 @@ class SlurmExecutor:
             workers=slurm.workers,
             device=work.plan.device.lower(),
             threads=max(1, slurm.cpus // slurm.workers),
-            worker_memory=crew.worker_memory or (slurm.mem and max(0.1, slurm.mem / slurm.workers)),
+            worker_memory=crew.worker_memory or (slurm.mem and slurm.mem / slurm.workers),
         )
         self.rounds = Rounds(work.work, work.folder.root, work.plan.split)
         self.jobs: dict[int, ShardJob] = {}
@@ -127,6 +166,8 @@ class SlurmExecutor:
         self.reached: dict[int, int] = {}
         self.late: Counter[int] = Counter()
         self.seen: dict[int, Job] = {}
+        self.failed = 0
+        self.unsent: list[Round] = []
 
     @staticmethod
     @contextmanager
@@ -164,14 +205,16 @@ class SlurmExecutor:
             queue = read_queue(rounds)
             if queue is None:
                 raise RenderError("squeue does not answer; is Slurm up? Run the same command again when it is")
-            self._submit(waiting - set(in_hand(rounds, queue)))
+            self._add(waiting - set(in_hand(rounds, queue)))
+            self._send()
             for look in range(10**9):
                 time.sleep(PAUSES[min(look, len(PAUSES) - 1)])
                 for outcome in self._look(waiting, on_event):
                     waiting.discard(outcome.shard)
+                    self.failed += bool(outcome.failures)
                     yield outcome
                 if not waiting:
-                    self._let_end()
+                    self._let_end(on_event)
                     return
         except KeyboardInterrupt as stop:
             if cancel := self._cancel():
@@ -190,13 +233,15 @@ class SlurmExecutor:
             if states[shard].done:
                 on_event(_picture(self.jobs[shard], states[shard].done))
         if queue is None:
-            on_event({"event": "note", "text": "Slurm does not answer"})
+            on_event(_note("Slurm does not answer"))
             return
-        hands = in_hand(rounds, queue)
+        hands = {shard: place for shard, place in in_hand(rounds, queue).items() if shard in missing}
         self.seen |= {shard: queue[place] for shard, place in hands.items()}
-        on_event({"event": "note", "text": in_words(job_states(queue, hands, states))})
+        on_event(_note(self._words(queue, hands, states)))
         again = []
-        for shard in sorted((waiting & missing) - set(hands)):
+        for shard in hands:
+            self.late.pop(shard, None)
+        for shard in sorted((waiting & missing) - set(hands) - self._held_back(queue)):
             self.late[shard] += 1
             if self.late[shard] <= LATE:
                 continue
@@ -205,7 +250,24 @@ class SlurmExecutor:
                 yield Outcome(shard, failures)
             else:
                 again.append(shard)
-        self._submit(again)
+        self._add(again)
+        try:
+            self._send()
+        except RenderError as error:  # slurmctld may be on its way up again, and all else goes on
+            on_event(_note(f"{' '.join(str(error).split())[:MOST_WORDS]}; trying again"))
+
+    def _words(
+        self, queue: dict[tuple[str, int], Job], hands: dict[int, tuple[str, int]], states: dict[int, ShardState]
+    ) -> str:
+        counts = job_states(queue, hands, states)
+        counts["failed"] = self.failed
+        return in_words(counts, reasons(queue, hands, states))
+
+    def _held_back(self, queue: dict[tuple[str, int], Job]) -> set[int]:
+        """The shards of rounds that Slurm refused, and does not know: an answer that was late may have been a yes."""
+        names = {name for name, _ in queue}
+        self.unsent = [made for made in self.unsent if made.name not in names]
+        return {shard for made in self.unsent for group in made.groups for shard in group}
 
     def _why(self, shard: int, rounds: list[Round], queue: dict[tuple[str, int], Job]) -> tuple[Failure, ...]:
         """Why a shard is not there though no job has it in hand; nothing where another job is to try."""
@@ -236,8 +298,8 @@ class SlurmExecutor:
             ended = f"the last, {last.id}, as {last.state} ({last.reason}); its log says: {log_end(log)}"
         return (Failure(shard, None, f"{ATTEMPTS} jobs ended without it, {ended}; their logs are in {logs}"),)
 
-    def _submit(self, shards: Iterable[int]) -> None:
-        """Submit shards in a new round."""
+    def _add(self, shards: Iterable[int]) -> None:
+        """Make a new round of shards, to be sent."""
         chosen = sorted(shards)
         if not chosen:
             return
@@ -249,19 +311,34 @@ class SlurmExecutor:
                 (states_folder(self.work.work) / f"{shard:06d}.json").unlink(missing_ok=True)
         each = max(self.slurm.job_shards or self.slurm.workers, -(-len(chosen) // array_limit()))
         groups = tuple(tuple(chosen[k : k + each]) for k in range(0, len(chosen), each))
-        made = self.rounds.add(groups)
-        submit_round(made, self.rounds.folder / "jobs", self._tasks(groups), self.slurm)
+        self.unsent.append(self.rounds.add(groups))
+
+    def _send(self) -> None:
+        """Submit the rounds that have not been.
+
+        Raises:
+            RenderError: Slurm refuses one, which stays to be sent.
+        """
+        while self.unsent:
+            made = self.unsent[0]
+            submit_round(made, self.rounds.folder / "jobs", self._tasks(made.groups), self.slurm)
+            del self.unsent[0]
 
     def _tasks(self, groups: tuple[tuple[int, ...], ...]) -> list[SlurmTask]:
         root = str(self.work.folder.root.resolve())
         return [SlurmTask(root, self.work.plan.split, group, self.crew) for group in groups]
 
-    def _let_end(self) -> None:
+    def _let_end(self, on_event: OnEvent) -> None:
         """Wait for the jobs to end, which have nothing left to do: their files are removed when the dataset is made."""
         left: list[str] = []
-        for _ in range(ENDING):
-            left = arrays_left(read_queue(self.rounds.read()) or {})
-            if not left:
+        looks = 0
+        while looks < ENDING:
+            queue = read_queue(self.rounds.read())
+            if queue is None:  # which does not say that no jobs are left
+                on_event(_note("all shards are there, but Slurm does not answer whether its jobs have ended"))
+            elif left := arrays_left(queue):
+                looks += 1
+            else:
                 return
             time.sleep(1)
         subprocess.run(["scancel", *left], capture_output=True, check=False)
@@ -294,8 +371,8 @@ def submit_round(made: Round, folder: Path, tasks: list[SlurmTask], slurm: Slurm
         # Since Slurm 22.05 a step has one core, whatever its job has, unless it asks as well.
         "srun_args": [f"--cpus-per-task={slurm.cpus}", *slurm.srun],
         # A job whose node dies goes on elsewhere, whatever the cluster's default.
-        "additional_parameters": {"requeue": True, **dict(text.split("=", 1) for text in slurm.sbatch)},
-        "gpus_per_node": slurm.gpus or None,
+        "additional_parameters": {"requeue": True, **slurm.sbatch_options},
+        "gpus_per_node": slurm.gpus_per_node,
         "mem": f"{int(1000 * slurm.mem)}M" if slurm.mem else None,
     }
     options |= {name: getattr(slurm, name) for name in ("partition", "account", "qos", "constraint")}
@@ -306,48 +383,15 @@ def submit_round(made: Round, folder: Path, tasks: list[SlurmTask], slurm: Slurm
             for task in tasks:
                 executor.submit(task)
     except (utils.FailedJobError, utils.FailedSubmissionError) as error:
+        for left in (*folder.glob(".submission_file_*.sh"), *folder.glob(f"{32 * '[0-9a-f]'}.pkl")):
+            if not left.is_symlink():  # what submitit wrote for jobs that there are not
+                left.unlink(missing_ok=True)
         raise RenderError(f"Slurm refused the jobs: {str(error).strip()}") from None
 
 
-@contextmanager
-def outside_of_jobs() -> Iterator[None]:
-    """Hide what Slurm tells of the job that this process may be part of: its own jobs would take it for theirs."""
-    kept = ("SLURM_CONF", "SLURM_CLUSTERS")
-    mine = {name: value for name, value in os.environ.items() if name.startswith("SLURM_") and name not in kept}
-    for name in mine:
-        del os.environ[name]
-    try:
-        yield
-    finally:
-        os.environ.update(mine)
-
-
-def log_end(log: Path, lines: int = 3) -> str:
-    """The last words of a job's log, without Slurm's own."""
-    try:
-        text = log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return "nothing"
-    said = [line.strip() for line in text.splitlines() if line.strip()]
-    return " ".join([line for line in said if not line.startswith(("srun: ", "slurmstepd: "))][-lines:]) or "nothing"
+def _note(text: str) -> dict[str, Any]:
+    return {"event": "note", "text": text}
 
 
 def _picture(job: ShardJob, done: int) -> dict[str, Any]:
     return {"event": "picture", "shard": job.shard, "index": job.start + done - 1, "kept": False}
-
-
-def job_states(
-    queue: dict[tuple[str, int], Job], hands: dict[int, tuple[str, int]], begun: Iterable[int]
-) -> Counter[str]:
-    """How many shards in jobs' hands run, wait, or wait again after they had been begun."""
-    counts: Counter[str] = Counter()
-    begun = set(begun)
-    for shard, place in hands.items():
-        waits = queue[place].waits
-        counts["running" if not waits else "requeued" if shard in begun else "pending"] += 1
-    return counts
-
-
-def in_words(counts: Counter[str]) -> str:
-    """Counts of shards by state, such as `3 running, 2 pending`."""
-    return ", ".join(f"{counts[name]} {name}" for name in ("running", "pending", "requeued", "failed") if counts[name])

@@ -11,6 +11,9 @@ import json
 import os
 import secrets
 import subprocess
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +21,21 @@ from ident3d.errors import SpecError
 from ident3d.files import write_json
 from ident3d.schema import from_plain, to_plain
 
-__all__ = ["Job", "Round", "Rounds", "array_limit", "arrays_left", "in_hand", "own_jobs", "read_queue"]
+__all__ = [
+    "Job",
+    "Round",
+    "Rounds",
+    "array_limit",
+    "arrays_left",
+    "in_hand",
+    "in_words",
+    "job_states",
+    "log_end",
+    "outside_of_jobs",
+    "own_jobs",
+    "read_queue",
+    "reasons",
+]
 
 OVER = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"}
 OVER |= {"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
@@ -26,6 +43,10 @@ OVER |= {"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
 
 MOST_JOBS = 1000
 """Jobs of one submission: more make Slurm slow, and the default of its MaxArraySize forbids them."""
+
+HIDDEN = {"SBATCH_JOB_NAME", "SBATCH_ARRAY_INX", "SBATCH_SIGNAL", "SBATCH_NO_REQUEUE", "SBATCH_REQUEUE"}
+HIDDEN |= {"SBATCH_OPEN_MODE", "SBATCH_OUTPUT", "SBATCH_ERROR", "SBATCH_TIMELIMIT"}
+"""The user's defaults for sbatch that would overrule what jobs are found and requeued by."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +145,7 @@ def read_queue(rounds: list[Round]) -> dict[tuple[str, int], Job] | None:
 
 
 def in_hand(rounds: list[Round], queue: dict[tuple[str, int], Job]) -> dict[int, tuple[str, int]]:
-    """The shards that jobs have in hand, which wait or run: by number, the key of the job in the queue."""
+    """The shards of jobs that wait or run, those that are finished included: by number, the job's key in the queue."""
     found: dict[int, tuple[str, int]] = {}
     for made in rounds:
         for place, group in enumerate(made.groups):
@@ -132,6 +153,37 @@ def in_hand(rounds: list[Round], queue: dict[tuple[str, int], Job]) -> dict[int,
             if job is not None and not job.over:
                 found.update(dict.fromkeys(group, (made.name, place)))
     return found
+
+
+def job_states(
+    queue: dict[tuple[str, int], Job], hands: dict[int, tuple[str, int]], begun: Iterable[int]
+) -> Counter[str]:
+    """How many shards in jobs' hands run, wait, or wait again after they had been begun."""
+    begun = set(begun)
+    return Counter(_state(queue[place], begun=shard in begun) for shard, place in hands.items())
+
+
+def reasons(
+    queue: dict[tuple[str, int], Job], hands: dict[int, tuple[str, int]], begun: Iterable[int]
+) -> dict[str, str]:
+    """Why most shards that wait do so, in Slurm's words, by their state as `job_states` has it."""
+    begun = set(begun)
+    told: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for shard, place in hands.items():
+        job = queue[place]
+        if job.waits and job.reason not in ("", "None"):
+            told[_state(job, begun=shard in begun)][job.reason] += 1
+    return {state: found.most_common(1)[0][0] for state, found in told.items()}
+
+
+def _state(job: Job, *, begun: bool) -> str:
+    return "running" if not job.waits else "requeued" if begun else "pending"
+
+
+def in_words(counts: Mapping[str, int], why: Mapping[str, str]) -> str:
+    """Counts of shards by state, such as `3 running, 2 pending (Priority)`."""
+    names = [name for name in ("running", "pending", "requeued", "failed") if counts.get(name)]
+    return ", ".join(f"{counts[name]} {name}" + (f" ({why[name]})" if name in why else "") for name in names)
 
 
 def own_jobs() -> set[str] | None:
@@ -152,6 +204,31 @@ def array_limit() -> int:
         if key.strip() == "MaxArraySize" and value.strip().isdigit():
             return max(1, min(MOST_JOBS, int(value) - 1))
     return MOST_JOBS
+
+
+@contextmanager
+def outside_of_jobs() -> Iterator[None]:
+    """Hide what Slurm tells of the job that this process may be part of: its own jobs would take it for theirs. Hide
+    also what would overrule the options that jobs are submitted with."""
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS")
+    hidden = HIDDEN | {name for name in os.environ if name.startswith("SLURM_") and name not in kept}
+    mine = {name: os.environ[name] for name in hidden if name in os.environ}
+    for name in mine:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(mine)
+
+
+def log_end(log: Path, lines: int = 3) -> str:
+    """The last words of a job's log, without Slurm's own."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "nothing"
+    said = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join([line for line in said if not line.startswith(("srun: ", "slurmstepd: "))][-lines:]) or "nothing"
 
 
 def _ask(*command: str) -> list[str] | None:

@@ -10,8 +10,7 @@ from pathlib import Path
 from ident3d.errors import DatasetError
 from ident3d.render.folder import RenderFolder
 from ident3d.render.plan import RenderPlan
-from ident3d.render.slurm import in_words, job_states
-from ident3d.render.slurm_queue import Job, Rounds, in_hand, own_jobs, read_queue
+from ident3d.render.slurm_queue import Job, Rounds, in_hand, in_words, job_states, own_jobs, read_queue, reasons
 from ident3d.render.states import ShardState, read_states
 from ident3d.render.work import missing_shards, ranges
 
@@ -43,10 +42,11 @@ def status_text(root: Path) -> str:
 def _in_progress(folder: RenderFolder, plan: RenderPlan) -> list[str]:
     work = folder.work(plan.split)
     missing = missing_shards(plan, folder.root)
-    states = {shard: state for shard, state in read_states(work).items() if shard in set(missing)}
+    unfinished = set(missing)
+    states = {shard: state for shard, state in read_states(work).items() if shard in unfinished}
     rounds = Rounds(work, folder.root, plan.split).read()
     queue = read_queue(rounds)
-    hands = in_hand(rounds, queue or {})
+    hands = {shard: place for shard, place in in_hand(rounds, queue or {}).items() if shard in unfinished}
     counts = job_states(queue or {}, hands, states)
     lines = []
     alive = _alive([state for shard, state in states.items() if shard not in hands])
@@ -60,9 +60,9 @@ def _in_progress(folder: RenderFolder, plan: RenderPlan) -> list[str]:
             job = queue[hands[shard]] if queue and shard in hands else None
             lines.append(f"  {_line(state, job, alive=shard in alive)}")
     counts["not begun"] = len(missing) - counts.total()
-    whole = sum(stop - start for start, stop in map(plan.bounds, set(range(plan.shards)) - set(missing)))
+    whole = sum(stop - start for start, stop in map(plan.bounds, set(range(plan.shards)) - unfinished))
     done = whole + sum(state.done for state in states.values())
-    words = [f"{plan.shards - len(missing)} finished", in_words(counts)]
+    words = [f"{plan.shards - len(missing)} finished", in_words(counts, reasons(queue or {}, hands, states))]
     words += [f"{counts[name]} {name}" for name in ("stopped", "not begun") if counts[name]]
     head = [
         f"{folder.root}, split {plan.split}: {done:,} of {plan.samples:,} samples",

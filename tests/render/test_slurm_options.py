@@ -15,11 +15,25 @@ import pytest
 from ident3d import RenderOptions, SpecError
 from ident3d.render.crew import CrewOptions
 from ident3d.render.options import SlurmOptions, parse_shards
-from ident3d.render.slurm import SlurmTask, check_slurm, log_end, outside_of_jobs
-from ident3d.render.slurm_queue import Job, Round, Rounds, array_limit, arrays_left, in_hand, own_jobs, read_queue
+from ident3d.render.slurm import SlurmTask, check_slurm, submit_round
+from ident3d.render.slurm_queue import (
+    Job,
+    Round,
+    Rounds,
+    array_limit,
+    arrays_left,
+    in_hand,
+    log_end,
+    outside_of_jobs,
+    own_jobs,
+    read_queue,
+)
 from ident3d.render.work import ranges
 
 Fake = Callable[[str, str], None]
+
+SET_HERE = ["job-name", "array", "output", "error", "open-mode", "signal", "requeue", "no-requeue", "time"]
+SET_HERE += ["cpus-per-task", "mem", "partition", "account", "qos", "constraint"]
 
 
 @pytest.mark.parametrize(
@@ -33,8 +47,12 @@ Fake = Callable[[str, str], None]
         ({"job_shards": 0}, "job-shards = 0: expected 1 or more"),
         ({"mem": 0.0}, "mem = 0.0: expected gigabytes"),
         ({"mem": float("nan")}, "mem = nan: expected gigabytes"),
-        ({"sbatch": ("--comment=x",)}, "sbatch '--comment=x': expected an option of sbatch as key=value"),
-        ({"sbatch": ("nice=1", "exclusive")}, "sbatch 'exclusive': expected"),
+        ({"mem": 1.9}, "mem = 1.9: each of a job's 4 workers would get 0.47 GB, expected 0.5 or more"),
+        ({"mem": 0.9, "gpus": 2}, "mem = 0.9: each of a job's 2 workers would get 0.45 GB"),
+        ({"sbatch": ("--comment=x",)}, "sbatch '--comment=x': expected an option of sbatch as key or key=value"),
+        ({"sbatch": ("nice=1", "exclusive\n")}, "sbatch 'exclusive\\n': expected"),
+        ({"sbatch": ("nice=1", "--exclusive")}, "sbatch '--exclusive': expected"),
+        ({"sbatch": ("=1",)}, "sbatch '=1': expected"),
         ({"setup": ("module load X\nrm x",)}, "expected one line"),
         ({"srun": ("--a\n--b",)}, "expected one line"),
     ],
@@ -54,6 +72,7 @@ def test_slurm_options_out_of_range(change: dict[str, Any], words: str) -> None:
         ({"slurm": SlurmOptions(gpus=2), "device": "cpu"}, "gpus = 2, device 'cpu': name what the nodes have"),
         ({"device": "optix"}, "device 'optix': jobs without --gpus have none"),
         ({"samples": None}, "samples: missing"),
+        ({"workers": 3}, "workers = 3: with --executor slurm a job has one a core or GPU; use --cpus or --gpus"),
     ],
 )
 def test_options_that_do_not_go_with_slurm(tmp_path: Path, change: dict[str, Any], words: str) -> None:
@@ -61,6 +80,40 @@ def test_options_that_do_not_go_with_slurm(tmp_path: Path, change: dict[str, Any
         RenderOptions(**{"out": tmp_path / "d", "samples": 8, "executor": "slurm", **change})
     assert words in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("key", SET_HERE)
+def test_options_of_sbatch_that_are_set_here(key: str) -> None:
+    for text in (key, f"{key}=x"):
+        with pytest.raises(SpecError) as caught:
+            SlurmOptions(sbatch=("nice=1", text))
+        assert str(caught.value) == f"sbatch {text!r}: set by ident3d; use its own option where there is one"
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "lines"),
+    [
+        ((), {"--gpus-per-node=2"}),
+        (("gres=scratch:10",), {"--gres=scratch:10", "--gpus-per-node=2"}),
+        (("gres=gpu:a100:2",), {"--gres=gpu:a100:2"}),
+        (("gpus-per-node=a100:2",), {"--gpus-per-node=a100:2"}),
+        (("gpus=a100:2", "exclusive"), {"--gpus=a100:2", "--exclusive"}),
+        (("exclusive", "comment=a=b c"), {"--exclusive", "--comment='a=b c'", "--gpus-per-node=2"}),
+    ],
+)
+def test_what_sbatch_is_told(fake: Fake, tmp_path: Path, sbatch: tuple[str, ...], lines: set[str]) -> None:
+    said = tmp_path / "said"
+    fake("srun", "true")
+    fake("sbatch", f"cat $1 > {said}; echo Submitted batch job 12")
+    (tmp_path / "jobs").mkdir()
+    options = SlurmOptions(gpus=2, sbatch=sbatch)
+    tasks = [SlurmTask(str(tmp_path), "train", (k,), CrewOptions()) for k in range(2)]
+    submit_round(Round("a-0", ((0,), (1,))), tmp_path / "jobs", tasks, options)
+    told = {line.removeprefix("#SBATCH ") for line in said.read_text().splitlines() if line.startswith("#SBATCH ")}
+    names = ("--gpus", "--gres", "--exclusive", "--comment")
+    assert {line for line in told if line.startswith(names)} == lines
+    assert {"--requeue", "--job-name=a-0"} <= told
+    assert options.workers == 2
 
 
 def test_options_of_slurm_without_it(tmp_path: Path) -> None:
@@ -238,12 +291,15 @@ def test_no_submitit_through_the_command_line(tmp_path: Path) -> None:
 
 
 def test_the_job_that_submits_is_hidden_from_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_MEM_PER_CPU", "SLURM_CONF", "SBATCH_ACCOUNT"):
+    overruling = ["JOB_NAME", "ARRAY_INX", "SIGNAL", "NO_REQUEUE", "REQUEUE", "OPEN_MODE", "OUTPUT", "ERROR"]
+    overruling.append("TIMELIMIT")
+    names = ["SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_MEM_PER_CPU", "SLURM_CONF", "SBATCH_ACCOUNT"]
+    for name in (*names, *(f"SBATCH_{word}" for word in overruling)):
         monkeypatch.setenv(name, "x")
     before = dict(os.environ)
     with outside_of_jobs():
         assert {name for name in os.environ if name.startswith("SLURM_")} == {"SLURM_CONF"}
-        assert os.environ["SBATCH_ACCOUNT"] == "x"
+        assert {name for name in os.environ if name.startswith("SBATCH_")} == {"SBATCH_ACCOUNT"}
     assert dict(os.environ) == before
 
 
@@ -259,5 +315,4 @@ def test_a_task_that_cannot_render_ends_with_words(tmp_path: Path) -> None:
     task = SlurmTask(str(tmp_path), "train", (0,), CrewOptions())
     with pytest.raises(SystemExit, match=r"ident3d: .*no render of split train is in progress there"):
         task()
-    assert task.checkpoint().function == task
-    assert dataclasses.replace(task) == task
+    assert task.checkpoint().function == dataclasses.replace(task, done=0)

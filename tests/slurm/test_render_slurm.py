@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 
@@ -149,13 +150,13 @@ def test_a_drained_node_holds_up_what_has_not_begun(cluster: SlurmCluster, new: 
     process = render.start()
     render.wait_for(6)
     status = render.here("render", "--status")
-    assert " of 16 samples\n  4 shards: 0 finished, 2 running, 2 pending\n" in status
+    assert re.search(r" of 16 samples\n  4 shards: 0 finished, 2 running, 2 pending \(\w+\)\n", status)
     cluster.drain()
     render.go()
     render.wait_until(lambda: len(render.shards()) == 2, "the jobs that ran have ended")
     render.wait_until(lambda: render.job_states() == {"COMPLETED", "PENDING"}, "the others wait")
     status = render.here("render", "--status")
-    assert "8 of 16 samples\n  4 shards: 2 finished, 2 pending\n  missing: shards 2-3\n" in status
+    assert re.search(r"8 of 16 samples\n  4 shards: 2 finished, 2 pending \(.+\)\n  missing: shards 2-3\n", status)
     assert process.poll() is None
     cluster.resume()
     render.end(process)
@@ -172,7 +173,8 @@ def test_a_job_past_its_time_limit_goes_on_where_it_stopped(cluster: SlurmCluste
     render.wait_until(lambda: cluster.job(job)["Restarts"] == "1", "it is requeued")
     render.wait_until(lambda: render.job_states() == {"PENDING"}, "it waits to be started again")
     status = render.here("render", "--status")
-    assert f"2 of 4 samples\n  1 shards: 0 finished, 1 requeued\n  shard 0: 2 of 4 samples (job {job} PENDING" in status
+    assert "2 of 4 samples\n  1 shards: 0 finished, 1 requeued" in status
+    assert f"\n  shard 0: 2 of 4 samples (job {job} PENDING" in status
     render.end(process)  # each process may render two pictures: just what is left
     assert render.again() == [2]
     assert {p.job for p in render.pictures()} == {job} == set(render.queue())
@@ -185,7 +187,8 @@ def test_the_node_dies_and_comes_back(cluster: SlurmCluster, new: NewRender) -> 
     process = render.start()
     jobs = {p.job for p in render.wait_for(6)}
     cluster.kill_node()
-    assert " of 12 samples\n  3 shards: 0 finished, 1 pending, 2 requeued\n" in render.here("render", "--status")
+    status = render.here("render", "--status")
+    assert re.search(r" of 12 samples\n  3 shards: 0 finished, 1 pending( \(.+\))?, 2 requeued( \(.+\))?\n", status)
     cluster.restart_node()
     render.wait_until(lambda: len(render.shards()) == 2, "what had begun is finished")
     render.go()
