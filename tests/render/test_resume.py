@@ -197,9 +197,7 @@ def test_a_sample_that_crashes_blender_is_named_and_the_others_finish(tmp_path: 
     options = RenderOptions(
         tmp_path / "d", 8, resolution=16, quality="draft", shard_size=4, quiet=True, blender_python=str(python)
     )
-    with pytest.raises(
-        RenderError, match=r"(?s)though tried again; all else is stored:\nsample 4 of shard 1.*SIGABRT"
-    ):
+    with pytest.raises(RenderError, match=r"(?s)though tried again; all else is stored:\nsample 4 of shard 1.*SIGABRT"):
         render_dataset(options)
     assert (tmp_path / "d" / "train" / "train-000000.tar").exists()
     assert not (tmp_path / "d" / "train" / "train-000001.tar").exists()
