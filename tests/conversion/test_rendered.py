@@ -20,7 +20,7 @@ from ident3d.render.repair import repair_dataset
 from ident3d.scenes import scene_text
 from ident3d.shards.info import info_text
 from ident3d.shards.manifest import read_manifest, write_manifest
-from ident3d.shards.verify import verify_dataset
+from ident3d.shards.verify import Problem, verify_dataset
 
 Make = Callable[..., Path]
 
@@ -66,7 +66,7 @@ def test_behind_a_url_it_keeps_its_scene(fabricated: Path, run: Make, tmp_path: 
 def test_encoded_anew_it_is_not_mended_by_rendering(webp: Path, fabricated: Path) -> None:
     # A render would put PNGs in the place of WebPs.
     with pytest.raises(DatasetError, match="was converted, not rendered"):
-        repair_dataset(webp, [])
+        repair_dataset(webp, [Problem("train/train-000000.tar", "altered", "train", 0)])
     with pytest.raises(DatasetError, match="holds a converted dataset"):
         RenderFolder(webp).plans()
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -62,7 +63,15 @@ def half_rendered(run: Run, root: Path, report: Path) -> None:
 
 
 def remount(disk: Path, mode: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{mode}", str(disk)], check=True)
+    command = ["mount", "-o", f"remount,{mode}", str(disk)]
+    deadline = time.monotonic() + 60
+    # A worker that has just been killed may still hold a file open.
+    while subprocess.run(command, capture_output=True, check=False).returncode and time.monotonic() < deadline:
+        time.sleep(0.05)
+    mounted = next(
+        line.split() for line in Path("/proc/mounts").read_text().splitlines() if line.split()[1] == str(disk)
+    )
+    assert mode in mounted[3].split(",")
 
 
 def refused(done: subprocess.CompletedProcess[str], root: Path) -> None:
