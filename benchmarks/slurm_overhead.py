@@ -160,7 +160,7 @@ def main() -> None:
     for name, value in figures.items():
         print(f"{name:62s} {value:9.2f}")
     share = list(figures.values())[-1] / 100
-    print(f"asked: at most {100 * TARGET:.0f}%: {'reached' if share <= TARGET else 'missed'}")
+    print(f"goal: at most {100 * TARGET:.0f}%: {'reached' if share <= TARGET else 'missed'}")
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         asked = {name: value for name, value in vars(options).items() if name != "out"}
